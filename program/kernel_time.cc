@@ -13,8 +13,24 @@ namespace shardmesh {
 namespace {
 
 // Returns the time in which a device reads or writes the tiles of a value.
+double BytesSeconds(const Plan& plan, const ValueDescriptor& value, const KernelRates& rates) {
+  return rates.seconds_per_byte * static_cast<double>(TileBytes(plan.mesh, value));
+}
+
 double BytesSeconds(const Plan& plan, ValueIndex value, const KernelRates& rates) {
-  return rates.seconds_per_byte * static_cast<double>(TileBytes(plan.mesh, plan.values[value]));
+  return BytesSeconds(plan, plan.values[value], rates);
+}
+
+// Returns the time of a product that a device computes in as many products of rows as a group along
+// `axes` has places.
+double FusedProductSeconds(const Plan& plan, const LocalMatmul& matmul, const ValueDescriptor& lhs,
+                           const ValueDescriptor& out, const Axes& axes, const KernelRates& rates) {
+  const auto parts = static_cast<double>(AxesSize(plan.mesh, axes));
+  const double flops = 2 * static_cast<double>(TileShape(plan.mesh, lhs).back()) *
+                       static_cast<double>(TileElements(plan.mesh, out));
+  const double bytes = BytesSeconds(plan, lhs, rates) + BytesSeconds(plan, out, rates) +
+                       parts * BytesSeconds(plan, matmul.rhs, rates);
+  return std::max(flops / rates.flops_per_second, bytes) + parts * rates.seconds_per_product;
 }
 
 }  // namespace
@@ -84,6 +100,14 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
     }
     double operator()(const GroupCollective& /*collective*/) const { return 0; }
     double operator()(const MoveRegions& /*move*/) const { return 0; }
+    double operator()(const GatherMatmul& fused) const {
+      return FusedProductSeconds(plan, fused.matmul, fused.gathered, plan.values[output],
+                                 fused.gather.axes, rates);
+    }
+    double operator()(const MatmulScatter& fused) const {
+      return FusedProductSeconds(plan, fused.matmul, plan.values[fused.matmul.lhs], fused.product,
+                                 fused.scatter.axes, rates);
+    }
   };
   return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
 }
@@ -93,7 +117,7 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   const auto are_alike = [](double x, double y) {
     return std::max(x, y) < kFactor * std::min(x, y);
   };
-  return are_alike(a.flops_per_second, b.flops_per_second) &&
+  return a.may_overlap == b.may_overlap && are_alike(a.flops_per_second, b.flops_per_second) &&
          are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
          are_alike(a.seconds_per_product, b.seconds_per_product);
 }

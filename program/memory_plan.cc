@@ -11,6 +11,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "program/collective_choice.h"
+#include "program/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "sharding/reshard/plan.h"
@@ -297,6 +298,7 @@ int64_t PeakBytesOf(const Plan& plan) {
       now += totals.ok() ? MoveCopiesBytes(regions, value.dtype, *totals)
                          : MoveWindowBytes(plan.mesh.size());
     }
+    now += FusedCopiesBytes(plan, instruction);
     peak = std::max(peak, now);
   }
   return Capped(peak);

@@ -75,16 +75,16 @@ MemoryPlan MemoryPlanOf(const Plan& plan);
 // Returns the most bytes that the values of a plan take on one rank at the same time in a run, and
 // the copies of its moves. These are: the block while it is in use; the outputs and the values of
 // updates that are not made in the memory of their operands, each from the instruction that makes
-// it on; and the copies that a move makes to send them (MoveCopiesBytes). Operands do not count,
-// and neither does what collectives copy to send or receive, nor the memory that values take while
-// their place in the block is lent to a peer. A result beyond 64 bits becomes INT64_MAX. Requires a
-// plan that CheckPlan accepts.
+// it on; the copies that a move makes to send them (MoveCopiesBytes); and the parts of a fused
+// instruction (FusedCopiesBytes). Operands do not count, and neither does what collectives copy to
+// send or receive, nor the memory that values take while their place in the block is lent to a
+// peer. A result beyond 64 bits becomes INT64_MAX. Requires a plan that CheckPlan accepts.
 int64_t PeakBytesOf(const Plan& plan);
 
 // Returns the bytes without which no run of the plan succeeds: like PeakBytesOf, for a run without
 // a block, whose temporaries have memory of their own while they are in use, and without the copies
-// of moves, which can do with less. A result beyond 64 bits becomes INT64_MAX. Requires a plan that
-// CheckPlan accepts. Takes O(n) for n instructions.
+// of moves and of fused instructions, which can do with less. A result beyond 64 bits becomes
+// INT64_MAX. Requires a plan that CheckPlan accepts. Takes O(n) for n instructions.
 int64_t LeastBytesOf(const Plan& plan);
 
 }  // namespace shardmesh

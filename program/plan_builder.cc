@@ -8,6 +8,7 @@
 
 #include "absl/hash/hash.h"
 #include "program/collective_check.h"
+#include "program/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
@@ -161,6 +162,7 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
 Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs, std::vector<StateUpdate> updates) && {
   plan_.outputs = std::move(outputs);
   plan_.updates = std::move(updates);
+  if (kernels_.may_overlap) plan_ = FuseExchanges(std::move(plan_), links_, kernels_);
   plan_.cost.memory_bytes = PeakBytesOf(plan_);
   return std::move(plan_);
 }
@@ -602,6 +604,10 @@ class PlanBuilder::LayoutSearch {
     const Mark before = builder_.Here();
     const absl::StatusOr<ValueIndex> result =
         builder_.Multiply(product_, dims_, layout, result_.value);
+    if (builder_.kernels_.may_overlap && result.ok()) {
+      builder_.seconds_ -= SecondsSavedByFusing(builder_.plan_, before.instructions,
+                                                builder_.links_, builder_.kernels_);
+    }
     ProductPlan plan = builder_.CutOff(before);
     if (!result.ok()) {
       failure_.Update(result.status());

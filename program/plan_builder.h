@@ -114,7 +114,7 @@ class PlanBuilder {
   ValueIndex Append(ProductPlan product);
 
   // Returns the plan with these outputs and updates, and with the memory that a run needs in its
-  // cost.
+  // cost. If the target's workers run fused instructions, makes these first (FuseExchanges).
   Plan Finish(std::vector<ValueIndex> outputs, std::vector<StateUpdate> updates = {}) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
 #include "program/compute_layout.h"
+#include "program/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/plan_builder.h"
 #include "program/product_layout.h"
@@ -37,6 +38,11 @@ class InstructionChecker {
       : plan_(plan), tilings_(tilings) {}
 
   absl::Status Check(const Instruction& instruction) const {
+    if (const auto pair = PlainFormOf(plan_, instruction); pair.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckInputs(instruction));
+      SHARDMESH_RETURN_IF_ERROR(CheckPlan(*pair));
+      return CheckFusible(*pair);
+    }
     return std::visit([&](const auto& kind) { return CheckKind(kind, instruction.output); },
                       instruction.kind);
   }
@@ -111,6 +117,21 @@ class InstructionChecker {
                            " of ", ShapeToString(value.shape)));
     }
     return CheckComputeLayout(plan_.mesh, ShardingRuleOf(compute.op, types, result), inputs, value);
+  }
+  // Check checks these in their plain form.
+  absl::Status CheckKind(const GatherMatmul& /*fused*/, ValueIndex /*output*/) const {
+    return absl::OkStatus();
+  }
+  absl::Status CheckKind(const MatmulScatter& /*fused*/, ValueIndex /*output*/) const {
+    return absl::OkStatus();
+  }
+  // Returns whether the exchange of a fused instruction names the same input as the product.
+  static absl::Status CheckInputs(const Instruction& instruction) {
+    const auto* const gather = std::get_if<GatherMatmul>(&instruction.kind);
+    const auto* const scatter = std::get_if<MatmulScatter>(&instruction.kind);
+    const bool fits = (gather == nullptr || gather->gather.input == gather->matmul.lhs) &&
+                      (scatter == nullptr || scatter->scatter.input == scatter->matmul.lhs);
+    return fits ? absl::OkStatus() : Misfit("exchange and product name different inputs");
   }
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(

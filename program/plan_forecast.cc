@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
+#include "program/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
@@ -73,8 +74,8 @@ class LinkTally {
  public:
   explicit LinkTally(const Plan& plan) : plan_(plan) {}
 
-  void Add(const GroupCollective& op, const ValueDescriptor& result) {
-    const ValueDescriptor& operand = plan_.values[op.input];
+  void Add(const GroupCollective& op, const ValueDescriptor& operand,
+           const ValueDescriptor& result) {
     const int64_t places = AxesSize(plan_.mesh, op.axes);
     if (places == 1) return;
     if (HasEqualTiles(operand, result)) {
@@ -215,13 +216,14 @@ int64_t LinkPairsOf(const Plan& plan) {
       const int64_t tiles = TilingOf(plan, plan.values[move->input])->DistinctTileCount();
       AddTo(pairs, ProductOf(plan.mesh.size(), tiles));
     }
-    const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
-    if (op == nullptr) continue;
+    const std::optional<Exchange> exchange = ExchangeOf(plan, instruction);
+    if (!exchange.has_value()) continue;
+    const GroupCollective* const op = exchange->op;
     const int64_t places = AxesSize(plan.mesh, op->axes);
     if (places == 1) continue;
     const int64_t all_groups = ProductOf(plan.mesh.size(), places - 1);
-    const ValueDescriptor& operand = plan.values[op->input];
-    const ValueDescriptor& result = plan.values[instruction.output];
+    const ValueDescriptor& operand = *exchange->operand;
+    const ValueDescriptor& result = *exchange->result;
     if (HasEqualTiles(operand, result)) {
       AddTo(pairs, ProductOf(places, places - 1));
       if (counted.insert(op->axes).second) AddTo(pairs, all_groups);
@@ -242,8 +244,8 @@ PlanForecast ForecastWithoutPeak(const Plan& plan, const LinkCost& links,
   PlanForecast forecast;
   std::optional<LinkTally> tally;
   if (LinkPairsOf(plan) <= most_link_pairs) tally.emplace(plan);
-  const auto add = [&](const std::vector<std::string>& axes, const CollectiveCost& cost) {
-    const double seconds = PredictedSeconds(cost, links);
+  const auto add = [&](const std::vector<std::string>& axes, const CollectiveCost& cost,
+                       double seconds) {
     AxisTraffic& traffic = TrafficAlong(axes, &forecast);
     ++traffic.collectives;
     AddTo(traffic.sent_bytes, cost.sent_bytes);
@@ -253,14 +255,16 @@ PlanForecast ForecastWithoutPeak(const Plan& plan, const LinkCost& links,
   for (const Instruction& instruction : plan.instructions) {
     const ValueDescriptor& output = plan.values[instruction.output];
     forecast.kernel_seconds += KernelSeconds(plan, instruction, kernels);
-    if (const auto* const op = std::get_if<GroupCollective>(&instruction.kind); op != nullptr) {
-      add(op->axes,
-          CostOf(op->kind, op->algorithm, LoadOf(plan.mesh, plan.values[op->input], op->axes)));
-      if (tally.has_value()) tally->Add(*op, output);
+    if (const auto exchange = ExchangeOf(plan, instruction); exchange.has_value()) {
+      const GroupCollective& op = *exchange->op;
+      add(op.axes, CostOf(op.kind, op.algorithm, LoadOf(plan.mesh, *exchange->operand, op.axes)),
+          ExchangeSeconds(plan, instruction, links, kernels));
+      if (tally.has_value()) tally->Add(op, *exchange->operand, *exchange->result);
     }
     if (const auto* const op = std::get_if<MoveRegions>(&instruction.kind); op != nullptr) {
       const ReshardPlan move = *MovePlan(plan.mesh, plan.values[op->input], output);
-      add(MoveAxes(move), CostOfMove(move, output.dtype));
+      const CollectiveCost cost = CostOfMove(move, output.dtype);
+      add(MoveAxes(move), cost, PredictedSeconds(cost, links));
       if (tally.has_value()) tally->AddMove(move, output.dtype, MoveAxes(move));
     }
   }

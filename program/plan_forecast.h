@@ -24,7 +24,8 @@ struct AxisTraffic {
   std::vector<std::string> axes;  // as the collectives name the axes, or MoveAxes; major first
   int64_t collectives = 0;        // number of collectives and moves along these axes
   int64_t sent_bytes = 0;         // sent by the busiest device along these axes
-  double seconds = 0;             // sum of PredictedSeconds over them
+  // Sum of their predicted times, without what fused instructions hide (ExchangeSeconds).
+  double seconds = 0;
 
   friend bool operator==(const AxisTraffic&, const AxisTraffic&) = default;
 };

@@ -372,6 +372,12 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
     std::vector<ValueIndex> operator()(const LocalCompute& compute) const {
       return InputsOf(compute.op);
     }
+    std::vector<ValueIndex> operator()(const GatherMatmul& fused) const {
+      return (*this)(fused.matmul);
+    }
+    std::vector<ValueIndex> operator()(const MatmulScatter& fused) const {
+      return (*this)(fused.matmul);
+    }
   };
   return std::visit(Visitor{}, instruction.kind);
 }
@@ -479,6 +485,14 @@ bool MultipliesBatches(const Plan& plan) {
                (plan.values[matmul->rhs].shape.size() > 2 ||
                 (matmul->transpose_lhs && plan.values[matmul->lhs].shape.size() > 2));
       });
+}
+
+bool OverlapsExchanges(const Plan& plan) {
+  return std::any_of(plan.instructions.begin(), plan.instructions.end(),
+                     [](const Instruction& instruction) {
+                       return std::holds_alternative<GatherMatmul>(instruction.kind) ||
+                              std::holds_alternative<MatmulScatter>(instruction.kind);
+                     });
 }
 
 }  // namespace shardmesh

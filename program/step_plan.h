@@ -86,9 +86,32 @@ struct LocalCompute {
 // Exchanges tiles within each group along `axes`. `algorithm` is never kAuto.
 using GroupCollective = CollectiveOp;
 
+// An all-gather, and the product of what it gathers, as one instruction: each device multiplies the
+// rows of a place once they have arrived. The result has the bits of the two instructions one after
+// the other. fuse_exchanges.h says which pairs can be one instruction.
+struct GatherMatmul {
+  GroupCollective gather = {};
+  ValueDescriptor gathered = {};  // the result of `gather`, and the left operand of the product
+  LocalMatmul matmul = {};        // its `lhs` is gather.input: `gathered` is no value of the plan
+
+  friend bool operator==(const GatherMatmul&, const GatherMatmul&) = default;
+};
+
+// A product, and the reduce-scatter of it, as one instruction: each device sends the rows for a
+// place once it has multiplied them. The result has the bits of the two instructions one after the
+// other. fuse_exchanges.h says which pairs can be one instruction.
+struct MatmulScatter {
+  LocalMatmul matmul = {};
+  ValueDescriptor product = {};  // the result of `matmul`, and the input of `scatter`
+  GroupCollective scatter = {};  // its `input` is matmul.lhs: `product` is no value of the plan
+
+  friend bool operator==(const MatmulScatter&, const MatmulScatter&) = default;
+};
+
 struct Instruction {
   ValueIndex output = 0;
-  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions, LocalCompute>
+  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions, LocalCompute,
+               GatherMatmul, MatmulScatter>
       kind;
   // For error messages and flight records: "op 0 (linear): all-reduce over tp".
   std::string label;
@@ -164,6 +187,9 @@ struct KernelRates {
   double seconds_per_byte = 1 / 10e9;  // of operands that are read and results that are written
   double seconds_per_product = 2e-6;   // to start one matrix product
   bool is_measured = false;            // if false, all rates are the defaults
+  // Whether all devices run fused instructions (FuseExchanges): all workers of the mesh have the
+  // feature kOverlapFeature (rpc/contract.h).
+  bool may_overlap = false;
 };
 
 // The mesh for which a program is planned, in the mesh's current definition. Also the settings by
@@ -194,7 +220,8 @@ struct PlanTarget {
 // dimension make partial sums, which the step reduces before bias and activation. If the result has
 // to be partitioned along these axes, the reduction is a reduce-scatter, else an all-reduce.
 // Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
-// dimensions that it gets from them.
+// dimensions that it gets from them. At last, if the target's workers run fused
+// instructions, FuseExchanges makes one of an exchange and a product where this saves time.
 //
 // For each tensor op, the planner compares layouts of the factors of its sharding rule: those that
 // its inputs have, the largest input first, and those with which its result lies as a reader wants
@@ -240,6 +267,10 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
 // Returns whether the plan multiplies batches: only workers with the feature kBatchesFeature
 // (rpc/contract.h) run such a plan.
 bool MultipliesBatches(const Plan& plan);
+
+// Returns whether the plan has a GatherMatmul or a MatmulScatter: only workers with the feature
+// kOverlapFeature (rpc/contract.h) run such a plan.
+bool OverlapsExchanges(const Plan& plan);
 
 }  // namespace shardmesh
 

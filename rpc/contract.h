@@ -113,6 +113,9 @@ inline constexpr std::string_view kBatchesFeature = "batches_of_matrices";
 // The feature in Hello.features of a worker that runs plans with tensor ops (Instruction.compute)
 // and with Plan.updates.
 inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
+// The feature in Hello.features of a worker that runs the plan's GatherMatmul and MatmulScatter,
+// and whose kernel gives these the bits of the separate instructions.
+inline constexpr std::string_view kOverlapFeature = "overlapped_exchanges";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

@@ -283,6 +283,8 @@ class WorkerServer::Impl {
                     .exchange_port = exchange_->port(),
                     .threads = threads_,
                     .f32_flops_per_second = MeasureF32Speed(&kernel_),
+                    .overlaps_exchanges = kernel_.KeepsBitsOfRows(Dtype::kF32) &&
+                                          kernel_.KeepsBitsOfRows(Dtype::kBF16),
                     .data_dir = options_.data_dir,
                     .clock = &clock_,
                     .store = store_.get(),

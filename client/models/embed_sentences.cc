@@ -33,7 +33,8 @@ absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const Bert
   bindings.operands.emplace("mask", Int32Literal(count, length, batch.mask));
   bindings.mesh_id = model.mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
-  SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client->compute().Execute(call, options));
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
+                             client->compute().Execute(call, StepOptions(options)));
   SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
   for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));

@@ -5,23 +5,26 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "client/models/llama_model.h"
 #include "client/models/token_batch.h"
 #include "client/types/graph_bindings.h"
+#include "client/types/zero_tensor.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/view.h"
 
 namespace shardmesh::client {
 namespace {
 
 constexpr int64_t kSmallestLength = 16;
 constexpr int64_t kSmallestCapacity = 64;
+// So many steps are under way at a time: the workers go on to the next one without the client.
+constexpr int64_t kStepsAhead = 8;
 // After so many steps, the results of these steps are released.
 constexpr size_t kMaxHeldResults = 64;
 
@@ -60,22 +63,13 @@ class Decoder {
   // Puts the state, all zeros.
   absl::Status PutState() {
     const std::vector<LlamaState> state = LlamaStateOf(config_, batch_, model_.axis);
-    // All arrays are made from the same bytes. That of a cache is the largest.
-    std::vector<char> zeros;
-    for (const LlamaState& array : state) {
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, WholeSizeBytes(array.dtype, elements));
-      zeros.resize(std::max(zeros.size(), static_cast<size_t>(size_bytes)));
-    }
     std::vector<PutTensor> tensors;
     for (const LlamaState& array : state) {
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, WholeSizeBytes(array.dtype, elements));
-      SHARDMESH_ASSIGN_OR_RETURN(
-          const TensorView view,
-          TensorView::Create(array.dtype, array.shape,
-                             absl::MakeConstSpan(zeros.data(), static_cast<size_t>(size_bytes))));
-      tensors.push_back(PutTensor{.name = {}, .view = view, .spec = array.spec});
+      tensors.push_back(PutTensor{.name = {},
+                                  .view = std::shared_ptr<const TileProducer>(
+                                      std::make_shared<ZeroTensor>(array.dtype, array.shape)),
+                                  .spec = array.spec,
+                                  .is_zeros = true});
     }
     PutOptions put_options;
     put_options.mesh = model_.mesh_id;
@@ -107,7 +101,8 @@ class Decoder {
                               Int32Literal(batch_.sequences, length, tokens.positions));
     bindings.operands.emplace("ends", Int32Literal(batch_.sequences, 1, tokens.ends));
     SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
-    SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client_->compute().Execute(call, options_));
+    SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
+                               client_->compute().Execute(call, StepOptions(options_)));
     result_.prefill = step.timings;
     return Take(graph, step);
   }
@@ -115,20 +110,42 @@ class Decoder {
   absl::Status Decode() {
     SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, LlamaDecode(config_, batch_));
     SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, Bindings()));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const CompiledProgram compiled,
-        client_->compute().Compile(graph.program, call.operands, model_.mesh_id, options_));
-    // Each step names the plan, instead of sending the program again.
+    SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram compiled,
+                               client_->compute().Compile(graph.program, call.operands,
+                                                          model_.mesh_id, StepOptions(options_)));
     call.work = compiled.plan_hash;
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<StepStream> stream,
+                               client_->compute().OpenStream(false, options_));
     const auto start = std::chrono::steady_clock::now();
-    while (!IsOver()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client_->compute().Execute(call, options_));
+    const int64_t steps = generate_options_.max_new_tokens - 1;
+    int64_t sent = 0;
+    for (int64_t number = 1; number <= steps && !IsOver(); ++number) {
+      for (; sent < std::min(steps, number - 1 + kStepsAhead); ++sent) {
+        if (!stream->Send(call).ok()) break;  // the stream says why when it is read
+        call.work = std::string();
+        if (sent + 1 == steps) stream->EndSends();
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, Await(*stream, number));
       ++result_.decode_steps;
       result_.decode = step.timings;
       SHARDMESH_RETURN_IF_ERROR(Take(graph, step));
     }
     result_.decode_time = absl::FromChrono(std::chrono::steady_clock::now() - start);
     return absl::OkStatus();
+  }
+
+  // Waits for the step with this number. Keeps those that end before it.
+  absl::StatusOr<StepResult> Await(StepStream& stream, int64_t number) {
+    for (;;) {
+      if (const auto found = early_.find(number); found != early_.end()) {
+        StepResult step = std::move(found->second);
+        early_.erase(found);
+        return step;
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(StreamedStep step, stream.Next());
+      SHARDMESH_RETURN_IF_ERROR(step.result.status());
+      early_.emplace(step.number, *std::move(step.result));
+    }
   }
 
   // Takes the tokens of a step.
@@ -180,7 +197,8 @@ class Decoder {
   std::map<std::string, Operand, std::less<>> state_;
   std::vector<std::string> held_;  // the ids of the state's arrays, then those of results
   size_t state_count_ = 0;
-  std::vector<bool> ended_;  // of each sequence: it has got a stop token
+  std::map<int64_t, StepResult> early_;  // steps that ended before one with a lower number
+  std::vector<bool> ended_;              // of each sequence: it has got a stop token
   int64_t steps_ = 0;
   Generation result_;
 };

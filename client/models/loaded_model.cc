@@ -19,6 +19,7 @@
 namespace shardmesh::client {
 namespace {
 
+constexpr absl::Duration kMaxStepTime = absl::Minutes(5);  // see ExecuteRequest.timeout
 constexpr char kConfigFile[] = "config.json";
 
 absl::StatusOr<Mesh> MeshNamed(MeshClient* client, const std::string& name,
@@ -154,6 +155,12 @@ absl::StatusOr<LoadedModel> FindModel(MeshClient* client, const std::string& nam
   SHARDMESH_ASSIGN_OR_RETURN(
       model.dtype, CheckModelWeights(StrCat("the model \"", name, "\""), weights, tensors));
   return model;
+}
+
+CallOptions StepOptions(const CallOptions& options) {
+  CallOptions limited = options;
+  if (!limited.timeout.has_value()) limited.timeout = kMaxStepTime;
+  return limited;
 }
 
 absl::StatusOr<LlamaConfig> LlamaConfigOf(const LoadedModel& model) {

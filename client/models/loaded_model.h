@@ -59,6 +59,10 @@ absl::StatusOr<LoadedModel> FindModel(MeshClient* client, const std::string& nam
                                       std::string_view axis = "tp",
                                       const CallOptions& options = {});
 
+// Returns the options of a call that runs a step: without a time limit, the step may take as long
+// as the coordinator allows, since steps of large models take longer than other calls.
+CallOptions StepOptions(const CallOptions& options);
+
 // Returns the configuration of a model of this kind. INVALID_ARGUMENT (BAD_FIELD): the model is of
 // another kind; names the function that it has.
 absl::StatusOr<LlamaConfig> LlamaConfigOf(const LoadedModel& model);

@@ -21,6 +21,8 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
 // Above any size of a real model, and far below what overflows a product of two sizes.
 constexpr int64_t kMaxSize = int64_t{1} << 30;
+// Weights are listed by layer.
+constexpr int64_t kMaxLayers = 1024;
 
 // Reads the keys of an object. After the first error, reads nothing and keeps that error, so that
 // code that reads many keys checks once.
@@ -110,6 +112,15 @@ class KeyReader {
     if (Flag(key, false)) Refuse(key, "is true; only false is supported");
   }
 
+  int64_t Layers() {
+    const int64_t layers = Size("num_hidden_layers");
+    if (layers > kMaxLayers) {
+      Refuse("num_hidden_layers",
+             StrCat("is ", layers, "; at most ", kMaxLayers, " are supported"));
+    }
+    return layers;
+  }
+
   void Refuse(std::string_view key, std::string_view what) {
     if (!status_.ok()) return;
     status_ = InvalidArgument(Reason::kBadFile, StrCat(source_, ": ", key, " ", what),
@@ -171,7 +182,7 @@ absl::Status ReadRotary(std::string_view file, KeyReader& reader, LlamaConfig& c
 absl::StatusOr<ModelConfig> LlamaFrom(std::string_view file, KeyReader& reader) {
   LlamaConfig config;
   config.hidden_size = reader.Size("hidden_size");
-  config.layers = reader.Size("num_hidden_layers");
+  config.layers = reader.Layers();
   config.heads = reader.Size("num_attention_heads");
   config.key_heads = reader.Size("num_key_value_heads", config.heads);
   config.intermediate_size = reader.Size("intermediate_size");
@@ -209,7 +220,7 @@ absl::StatusOr<ModelConfig> LlamaFrom(std::string_view file, KeyReader& reader) 
 absl::StatusOr<ModelConfig> BertFrom(KeyReader& reader) {
   BertConfig config;
   config.hidden_size = reader.Size("hidden_size");
-  config.layers = reader.Size("num_hidden_layers");
+  config.layers = reader.Layers();
   config.heads = reader.Size("num_attention_heads");
   config.intermediate_size = reader.Size("intermediate_size");
   config.vocabulary_size = reader.Size("vocab_size");

@@ -61,6 +61,7 @@ absl::StatusOr<Array> DecodeArray(const v1::Array& from) {
   array.durability = DurabilityOf(from.durability());
   SHARDMESH_ASSIGN_OR_RETURN(array.create_time, DecodeAnswer(from.create_time()));
   array.size_bytes = from.size_bytes();
+  array.is_state = from.is_state();
   if (from.has_requested_spec()) {
     SHARDMESH_ASSIGN_OR_RETURN(array.requested_spec, DecodeAnswer(from.requested_spec()));
   }

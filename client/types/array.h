@@ -97,6 +97,8 @@ struct Array {
   std::optional<ArrayRepair> repair;
   // Set by lists and descriptions of arrays that want two replicas.
   std::optional<ArrayReplicas> replicas;
+  // Whether steps update the array in place: see Program::updates.
+  bool is_state = false;
 };
 
 // A rank of an array, and the worker that is to have the tile of this rank.

@@ -281,17 +281,20 @@ absl::StatusOr<std::vector<StateUpdate>> DecodeUpdates(const v1::Program& from, 
   return updates;
 }
 
-void EncodeKind(const LocalMatmul& from, internal::v1::Instruction* to) {
-  internal::v1::LocalMatmul* matmul = to->mutable_matmul();
-  matmul->set_lhs(from.lhs);
-  matmul->set_rhs(from.rhs);
+void EncodeMatmul(const LocalMatmul& from, internal::v1::LocalMatmul* to) {
+  to->set_lhs(from.lhs);
+  to->set_rhs(from.rhs);
   if (from.bias.has_value()) {
-    matmul->set_bias(*from.bias);
+    to->set_bias(*from.bias);
   }
-  matmul->set_transpose_lhs(from.transpose_lhs);
-  matmul->set_transpose_rhs(from.transpose_rhs);
-  matmul->set_scale(from.scale);
-  matmul->set_activation(Encode(from.activation));
+  to->set_transpose_lhs(from.transpose_lhs);
+  to->set_transpose_rhs(from.transpose_rhs);
+  to->set_scale(from.scale);
+  to->set_activation(Encode(from.activation));
+}
+
+void EncodeKind(const LocalMatmul& from, internal::v1::Instruction* to) {
+  EncodeMatmul(from, to->mutable_matmul());
 }
 
 void EncodeKind(const LocalEpilogue& from, internal::v1::Instruction* to) {
@@ -319,6 +322,20 @@ void EncodeKind(const LocalCompute& from, internal::v1::Instruction* to) {
   Encode(from.op, to->mutable_compute());
 }
 
+void EncodeKind(const GatherMatmul& from, internal::v1::Instruction* to) {
+  internal::v1::GatherMatmul* const fused = to->mutable_gather_matmul();
+  EncodeCollective(from.gather, fused->mutable_gather());
+  Encode(from.gathered, fused->mutable_gathered());
+  EncodeMatmul(from.matmul, fused->mutable_matmul());
+}
+
+void EncodeKind(const MatmulScatter& from, internal::v1::Instruction* to) {
+  internal::v1::MatmulScatter* const fused = to->mutable_matmul_scatter();
+  EncodeMatmul(from.matmul, fused->mutable_matmul());
+  Encode(from.product, fused->mutable_product());
+  EncodeCollective(from.scatter, fused->mutable_scatter());
+}
+
 absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const internal::v1::LocalMatmul& from) {
   LocalMatmul matmul;
   matmul.lhs = from.lhs();
@@ -341,6 +358,28 @@ absl::StatusOr<LocalEpilogue> DecodeLocalEpilogue(const internal::v1::LocalEpilo
   }
   SHARDMESH_ASSIGN_OR_RETURN(epilogue.activation, Decode(from.activation()));
   return epilogue;
+}
+
+// Returns `decoded`. The field path of an error begins with `field`.
+template <typename T>
+absl::StatusOr<T> At(std::string_view field, absl::StatusOr<T> decoded) {
+  return decoded.ok() ? std::move(decoded) : WithField(std::move(decoded).status(), field);
+}
+
+absl::StatusOr<GatherMatmul> DecodeFused(const internal::v1::GatherMatmul& from) {
+  GatherMatmul fused;
+  SHARDMESH_ASSIGN_OR_RETURN(fused.gather, At("gather", DecodeCollective(from.gather())));
+  SHARDMESH_ASSIGN_OR_RETURN(fused.gathered, At("gathered", Decode(from.gathered())));
+  SHARDMESH_ASSIGN_OR_RETURN(fused.matmul, At("matmul", DecodeLocalMatmul(from.matmul())));
+  return fused;
+}
+
+absl::StatusOr<MatmulScatter> DecodeFused(const internal::v1::MatmulScatter& from) {
+  MatmulScatter fused;
+  SHARDMESH_ASSIGN_OR_RETURN(fused.matmul, At("matmul", DecodeLocalMatmul(from.matmul())));
+  SHARDMESH_ASSIGN_OR_RETURN(fused.product, At("product", Decode(from.product())));
+  SHARDMESH_ASSIGN_OR_RETURN(fused.scatter, At("scatter", DecodeCollective(from.scatter())));
+  return fused;
 }
 
 absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& from) {
@@ -376,6 +415,12 @@ absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& f
       instruction.kind = LocalCompute{*std::move(op)};
       return instruction;
     }
+    case internal::v1::Instruction::kGatherMatmul:
+      SHARDMESH_RETURN_IF_ERROR(take("gather_matmul", DecodeFused(from.gather_matmul())));
+      return instruction;
+    case internal::v1::Instruction::kMatmulScatter:
+      SHARDMESH_RETURN_IF_ERROR(take("matmul_scatter", DecodeFused(from.matmul_scatter())));
+      return instruction;
     case internal::v1::Instruction::KIND_NOT_SET:
       break;
   }

@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "google/protobuf/repeated_field.h"
+#include "program/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/move_plan.h"
 #include "program/plan_forecast.h"
@@ -133,10 +134,11 @@ void EncodeInstructions(const Plan& plan,
   for (const Instruction& instruction : plan.instructions) {
     v1::PlannedInstruction* const planned = to->Add();
     planned->set_label(instruction.label);
-    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
-      planned->set_collective(rpc::Encode(collective->kind));
-      planned->set_algorithm(rpc::Encode(collective->algorithm));
-      planned->mutable_axes()->Assign(collective->axes.begin(), collective->axes.end());
+    if (const auto exchange = ExchangeOf(plan, instruction); exchange.has_value()) {
+      const GroupCollective& collective = *exchange->op;
+      planned->set_collective(rpc::Encode(collective.kind));
+      planned->set_algorithm(rpc::Encode(collective.algorithm));
+      planned->mutable_axes()->Assign(collective.axes.begin(), collective.axes.end());
     }
     if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
       const auto regions =

@@ -30,6 +30,7 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
     to->set_name_version(name->version);
   }
   to->set_durability(Encode(array.durability));
+  to->set_is_state(array.definition.is_state);
   rpc::Encode(array.created, to->mutable_create_time());
   // SizeBytes cannot fail here: the registry checked the descriptor when the array was put.
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));

@@ -63,6 +63,7 @@ struct WorkerInfo {
   bool answers_clock = false;       // answers each CoordinatorClock with a heartbeat at once
   bool multiplies_batches = false;  // runs plans for which MultipliesBatches is true
   bool runs_tensor_ops = false;     // runs plans with LocalCompute and with updates
+  bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
 };
 
 // A worker's quarantine: the number of arrays with tiles there, and the bytes of these tiles.

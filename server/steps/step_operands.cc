@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,26 +59,23 @@ bool NeedsTensorOps(const Plan& plan) {
                      });
 }
 
-// Requires, if `is_needed`, that each worker of the mesh has the ability. `what` completes "does
-// not".
-absl::Status CheckAbility(const MembershipView& view, const MeshRanks& mesh, bool is_needed,
-                          bool WorkerInfo::*ability, std::string_view what) {
-  if (!is_needed) return absl::OkStatus();
+// Returns the first rank whose worker lacks an ability, which is a member of WorkerInfo; nullopt if
+// there is none. Skips workers that the view does not know.
+std::optional<size_t> FirstRankWithout(bool WorkerInfo::*ability, const MembershipView& view,
+                                       const MeshRanks& mesh) {
   for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
     const WorkerStatus* const worker = view.FindWorker(mesh.identities[rank]);
-    if (worker == nullptr || worker->info.*ability) continue;
-    return WithReason(absl::FailedPreconditionError(StrCat(
-                          "worker \"", mesh.identities[rank], "\" (rank ", rank,
-                          ") runs an older build, which does not ", what, "; upgrade the worker")),
-                      Reason::kNotAvailable, {{fact::kField, "program"}});
+    if (worker != nullptr && !(worker->info.*ability)) return rank;
   }
-  return absl::OkStatus();
+  return std::nullopt;
 }
 
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
+  rates.may_overlap = !mesh.identities.empty();
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
+    if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
     if (worker == nullptr || worker->info.f32_flops_per_second <= 0) continue;
     const double measured = worker->info.f32_flops_per_second;
     rates.flops_per_second =
@@ -281,11 +279,25 @@ KernelRates KernelTable::RatesOf(const MembershipView& view, std::string_view me
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   const MeshRanks* const mesh = view.FindMesh(plan.mesh_id);
   if (mesh == nullptr) return absl::OkStatus();
-  SHARDMESH_RETURN_IF_ERROR(CheckAbility(view, *mesh, MultipliesBatches(plan),
-                                         &WorkerInfo::multiplies_batches,
-                                         "multiply batches of matrices"));
-  return CheckAbility(view, *mesh, NeedsTensorOps(plan), &WorkerInfo::runs_tensor_ops,
-                      "run tensor ops or update arrays");
+  // Requires, if `is_needed`, that each worker has the ability. `why` says of a worker without it
+  // what that means.
+  const auto check = [&](bool is_needed, bool WorkerInfo::*ability, std::string_view why) {
+    const auto rank = is_needed ? FirstRankWithout(ability, view, *mesh) : std::nullopt;
+    if (!rank.has_value()) return absl::OkStatus();
+    return WithReason(absl::FailedPreconditionError(StrCat("worker \"", mesh->identities[*rank],
+                                                           "\" (rank ", *rank, ") ", why)),
+                      Reason::kNotAvailable, {{fact::kField, "program"}});
+  };
+  SHARDMESH_RETURN_IF_ERROR(check(MultipliesBatches(plan), &WorkerInfo::multiplies_batches,
+                                  "runs an older build, which does not multiply batches of "
+                                  "matrices; upgrade the worker"));
+  SHARDMESH_RETURN_IF_ERROR(check(NeedsTensorOps(plan), &WorkerInfo::runs_tensor_ops,
+                                  "runs an older build, which does not run tensor ops or update "
+                                  "arrays; upgrade the worker"));
+  return check(
+      OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges,
+      "has come since the plan was made, and does not multiply while it exchanges; compile "
+      "the program again");
 }
 
 }  // namespace shardmesh::server

@@ -49,9 +49,9 @@ struct FoundOperands {
 class KernelTable {
  public:
   // Returns the rates of the mesh's slowest worker that has measured its kernels, since the ranks
-  // of a step wait for each other. Returns the defaults if no worker has, or if there is no such
-  // mesh. Compares the workers of the mesh with those of the last call; in a new epoch, also looks
-  // at each of them.
+  // of a step wait for each other. They may overlap if all workers of the mesh do. Returns the
+  // defaults if no worker has, or if there is no such mesh. Compares the workers of the mesh with
+  // those of the last call; in a new epoch, also looks at each of them.
   KernelRates RatesOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -65,9 +65,9 @@ class KernelTable {
   mutable std::map<std::string, Known, std::less<>> known_ ABSL_GUARDED_BY(mutex_);  // by mesh
 };
 
-// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, has tensor ops or updates
-// arrays, and a worker of the mesh runs a build that does not; the message names the worker.
-// Requires that the mesh has all its workers.
+// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, has tensor ops or fused
+// instructions, or updates arrays, and a worker of the mesh does not run such plans; the message
+// names the worker. Requires that the mesh has all its workers.
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view);
 
 // Finds operands in the coordinator's state. All arguments outlive the finder. Thread-safe.

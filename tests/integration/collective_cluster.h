@@ -113,8 +113,9 @@ class CollectiveCluster : public ::testing::Test {
                             std::vector<float>(kSide * kSide), PartitionSpec(), mesh),
                   IsOk());
     }
-    Program products{.operand_count = 1, .ops = {}, .outputs = {kMaxProgramSize - 1}};
-    for (ValueIndex last = 0; last + 1 < kMaxProgramSize; ++last) {
+    constexpr ValueIndex kProducts = 1023;
+    Program products{.operand_count = 1, .ops = {}, .outputs = {kProducts}};
+    for (ValueIndex last = 0; last < kProducts; ++last) {
       products.ops.emplace_back(MatmulOp{.lhs = last, .rhs = 0});
     }
     std::future<absl::StatusOr<client::StepResult>> last;

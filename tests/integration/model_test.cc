@@ -171,9 +171,12 @@ TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(&cluster_->client(), folder_, "small"));
   EXPECT_GE(model_.reused_bytes, model_.size_bytes);
 
-  result = cluster_->Run(
-      {"generate", "--model", "small", "--tokens", "1,2,3", "--max-new", "5", "--output", "json"});
+  const std::string logits = cluster_->folder() + "/logits.npy";
+  result = cluster_->Run({"generate", "--model", "small", "--tokens", "1,2,3", "--max-new", "5",
+                          "--logits", logits, "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(logits));
+  EXPECT_THAT(file.View().shape(), ::testing::ElementsAre(1, 5, 256));
   const nlohmann::json json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json["tokens"], nlohmann::json({expected}));
   EXPECT_EQ(json["decode_steps"], 4);

@@ -1,12 +1,14 @@
 // An independent check of what a cluster computed and gave back. Shares no code with the product.
 //
-//   quickstart-check CHECKPOINT --input X.npy --result Y.npy [--tolerance T] [--compare NAME
-//   FILE.npy]...
+//   quickstart-check CHECKPOINT --input X.npy --result Y.npy [--tolerance T]
+//       [--embeddings E.npy --tokens 101,7592,102 ...] [--compare NAME FILE.npy]...
 //
 // Computes Y' = gelu(X W1ᵀ + b1) W2ᵀ + b2, the feed-forward block of layer 0, by plain loops in
 // double, with the exact GELU, and compares Y with it; compares each gathered tensor with the
-// checkpoint's, byte for byte. Exit code 1 if the largest error, relative to the largest value, is
-// above the tolerance (default 1e-5), or a tensor differs; 2 if something cannot be read.
+// checkpoint's, byte for byte. Computes the embedding of each sentence of --tokens by the whole
+// model, all-MiniLM-L6-v2, in the same way, and compares the rows of E with them. Exit code 1 if
+// the largest error, relative to the largest value, is above the tolerance (default 1e-5), an
+// element of E is off by more than 1e-4, or a tensor differs; 2 if something cannot be read.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,6 +20,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tests/testing/plain_transformer.h"
 
 namespace {
 
@@ -188,8 +192,61 @@ bool CheckTensor(const Checkpoint& checkpoint, const std::string& name, const st
   return good;
 }
 
+// Returns the tensors of all-MiniLM-L6-v2 that its embeddings need.
+shardmesh::test::PlainTensors ModelTensors(const Checkpoint& checkpoint, int64_t layers) {
+  std::vector<std::string> names = {"word_embeddings", "position_embeddings",
+                                    "token_type_embeddings"};
+  for (std::string& name : names) name = "embeddings." + name + ".weight";
+  std::vector<std::string> pairs = {"embeddings.LayerNorm"};
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    for (const char* name : {"attention.self.query", "attention.self.key", "attention.self.value",
+                             "attention.output.dense", "attention.output.LayerNorm",
+                             "intermediate.dense", "output.dense", "output.LayerNorm"}) {
+      pairs.push_back("encoder.layer." + std::to_string(layer) + "." + name);
+    }
+  }
+  for (const std::string& pair : pairs) {
+    names.push_back(pair + ".weight");
+    names.push_back(pair + ".bias");
+  }
+  shardmesh::test::PlainTensors tensors;
+  for (const std::string& name : names) {
+    const Tensor tensor = checkpoint.Get(name);
+    tensors[name] = {tensor.shape, AsMatrix(tensor, name).values};
+  }
+  return tensors;
+}
+
+bool CheckEmbeddings(const Checkpoint& checkpoint, const std::string& path,
+                     const std::vector<std::vector<int64_t>>& sentences) {
+  constexpr double kTolerance = 1e-4;
+  const shardmesh::test::PlainBertConfig config = {.layers = 6, .heads = 12};
+  const Matrix embeddings = AsMatrix(ReadNpy(path), path);
+  const shardmesh::test::PlainTensors tensors = ModelTensors(checkpoint, config.layers);
+  if (embeddings.rows != static_cast<int64_t>(sentences.size())) {
+    std::printf("embeddings: %ld rows for %zu sentences\n", static_cast<long>(embeddings.rows),
+                sentences.size());
+    return false;
+  }
+  double error = 0;
+  for (int64_t row = 0; row < embeddings.rows; ++row) {
+    const std::vector<double> expected =
+        shardmesh::test::PlainSentenceEmbedding(config, tensors, sentences[row]);
+    if (static_cast<int64_t>(expected.size()) != embeddings.columns) return false;
+    for (int64_t column = 0; column < embeddings.columns; ++column) {
+      const double difference = std::abs(embeddings.at(row, column) - expected[column]);
+      error = std::isnan(difference) ? INFINITY : std::max(error, difference);
+    }
+  }
+  const bool good = error <= kTolerance;
+  std::printf("embeddings: %zu sentences, largest error %.3g: %s %.3g\n", sentences.size(), error,
+              good ? "within" : "ABOVE", kTolerance);
+  return good;
+}
+
 int Main(const std::vector<std::string>& words) {
-  std::string checkpoint_path, input_path, result_path;
+  std::string checkpoint_path, input_path, result_path, embeddings_path;
+  std::vector<std::vector<int64_t>> sentences;
   double tolerance = 1e-5;
   std::vector<std::pair<std::string, std::string>> tensors;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -201,6 +258,10 @@ int Main(const std::vector<std::string>& words) {
       input_path = next();
     } else if (words[i] == "--result") {
       result_path = next();
+    } else if (words[i] == "--embeddings") {
+      embeddings_path = next();
+    } else if (words[i] == "--tokens") {
+      sentences.push_back(Integers(next()));
     } else if (words[i] == "--tolerance") {
       tolerance = std::stod(next());
     } else if (words[i] == "--compare") {
@@ -213,11 +274,12 @@ int Main(const std::vector<std::string>& words) {
   if (checkpoint_path.empty() || input_path.empty() != result_path.empty()) {
     throw std::runtime_error(
         "usage: quickstart-check CHECKPOINT --input X.npy --result Y.npy [--tolerance T] "
-        "[--compare NAME FILE.npy]...");
+        "[--embeddings E.npy --tokens 101,7592,102 ...] [--compare NAME FILE.npy]...");
   }
   const Checkpoint checkpoint(checkpoint_path);
   bool good = true;
   if (!input_path.empty()) good &= CheckFeedForward(checkpoint, input_path, result_path, tolerance);
+  if (!embeddings_path.empty()) good &= CheckEmbeddings(checkpoint, embeddings_path, sentences);
   for (const auto& [name, path] : tensors) good &= CheckTensor(checkpoint, name, path);
   return good ? 0 : 1;
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -122,6 +123,12 @@ class InProcessRanks {
       return ranks_->mailbox(rank_).Receive(peer, tag, message_bytes, deadline);
     }
 
+    absl::StatusOr<std::optional<worker::OwnedBytes>> TryReceive(DeviceId peer,
+                                                                 const worker::Tag& tag,
+                                                                 int64_t message_bytes) override {
+      return ranks_->mailbox(rank_).TryReceive(peer, tag, message_bytes);
+    }
+
    private:
     InProcessRanks* const ranks_;
     const DeviceId rank_;
@@ -189,6 +196,11 @@ class FaultyLink final : public worker::Link {
   absl::StatusOr<worker::OwnedBytes> Receive(DeviceId peer, const worker::Tag& tag,
                                              int64_t message_bytes, absl::Time deadline) override {
     return base_->Receive(peer, tag, message_bytes, deadline);
+  }
+  absl::StatusOr<std::optional<worker::OwnedBytes>> TryReceive(DeviceId peer,
+                                                               const worker::Tag& tag,
+                                                               int64_t message_bytes) override {
+    return base_->TryReceive(peer, tag, message_bytes);
   }
 
   // Waits until at least `count` messages are held, and sends all held messages in reverse order.

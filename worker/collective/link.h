@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -106,6 +107,14 @@ class Link {
   // - If the step was aborted: the status of the abort.
   virtual absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                              absl::Time deadline) = 0;
+
+  // Like Receive, but does not wait: returns nullopt if no piece has arrived. A link may always
+  // return nullopt; the caller then receives with Receive.
+  virtual absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId /*peer*/,
+                                                               const Tag& /*tag*/,
+                                                               int64_t /*message_bytes*/) {
+    return std::nullopt;
+  }
 
   // Releases the owners of messages that the peers have read by now. Without this call, the link
   // may release them only later. Does not block.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -67,44 +69,75 @@ EvenParts PartsOf(const Combiner& combiner, const OwnedBytes& operand, int64_t r
 }
 
 // Combines this rank's operand with the messages of all peers as they arrive, one block at a time.
-absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
-                        absl::Span<const char> own, absl::Span<char> out) {
-  const DeviceGroup& group = *call.group;
-  const auto own_bytes = static_cast<int64_t>(own.size());
-  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
-  absl::InlinedVector<std::optional<MessageReader>, 8> readers(Index(group.size()));
-  for (int64_t place = 0; place < group.size(); ++place) {
-    if (place == group.place()) continue;
-    readers[Index(place)].emplace(call.link, group.device_at(place), tag, own_bytes,
-                                  combiner.operand_bytes, call.deadline);
+// The arguments of the constructor outlive the object.
+class ArrivingSum {
+ public:
+  // `own_bytes` is the size of this rank's operand, and of each message; `out` gets the results.
+  ArrivingSum(const CollectiveCall& call, const Combiner& combiner, const Tag& tag,
+              int64_t own_bytes, absl::Span<char> out)
+      : call_(call),
+        combiner_(combiner),
+        out_(out),
+        count_(own_bytes / combiner.operand_bytes),
+        readers_(Index(call.group->size())),
+        operands_(Index(call.group->size())),
+        tree_(combiner, call.group->size(), count_),
+        counter_(call, (call.group->size() - 1) * own_bytes) {
+    for (int64_t place = 0; place < call.group->size(); ++place) {
+      if (place == call.group->place()) continue;
+      readers_[Index(place)].emplace(call.link, call.group->device_at(place), tag, own_bytes,
+                                     combiner.operand_bytes, call.deadline);
+    }
   }
 
-  TreeCombiner tree(combiner, group.size(), own_bytes / combiner.operand_bytes);
-  absl::InlinedVector<const char*, 8> operands(Index(group.size()));
-  const int64_t count = own_bytes / combiner.operand_bytes;
-  const int64_t peers = group.size() - 1;
-  ArrivalCounter counter(call, peers * own_bytes);
-  for (int64_t done = 0; done < count;) {
-    int64_t block = std::min(count - done, tree.block_elements());
-    for (int64_t place = 0; place < group.size(); ++place) {
-      if (place == group.place()) {
-        operands[Index(place)] = own.data() + done * combiner.operand_bytes;
-        continue;
+  // Combines the next elements of this rank's operand.
+  absl::Status Add(absl::Span<const char> own) {
+    const DeviceGroup& group = *call_.group;
+    const int64_t peers = group.size() - 1;
+    const int64_t end = done_ + static_cast<int64_t>(own.size()) / combiner_.operand_bytes;
+    const char* next = own.data();
+    while (done_ < end) {
+      int64_t block = std::min(end - done_, tree_.block_elements());
+      for (int64_t place = 0; place < group.size(); ++place) {
+        if (place == group.place()) {
+          operands_[Index(place)] = next;
+          continue;
+        }
+        SHARDMESH_ASSIGN_OR_RETURN(absl::Span<const char> elements, readers_[Index(place)]->Peek());
+        operands_[Index(place)] = elements.data();
+        block = std::min(block, static_cast<int64_t>(elements.size()) / combiner_.operand_bytes);
       }
-      SHARDMESH_ASSIGN_OR_RETURN(absl::Span<const char> elements, readers[Index(place)]->Peek());
-      operands[Index(place)] = elements.data();
-      block = std::min(block, static_cast<int64_t>(elements.size()) / combiner.operand_bytes);
+      tree_.Combine(operands_, block, out_.data() + done_ * combiner_.result_bytes);
+      done_ += block;
+      next += block * combiner_.operand_bytes;
+      counter_.Add(peers * block * combiner_.operand_bytes);
+      for (int64_t place = 0; place < group.size(); ++place) {
+        if (place == group.place()) continue;
+        readers_[Index(place)]->Skip(Index(block * combiner_.operand_bytes));
+        if (done_ == count_ && call_.received) call_.received(group.device_at(place));
+      }
     }
-    tree.Combine(operands, block, out.data() + done * combiner.result_bytes);
-    done += block;
-    counter.Add(peers * block * combiner.operand_bytes);
-    for (int64_t place = 0; place < group.size(); ++place) {
-      if (place == group.place()) continue;
-      readers[Index(place)]->Skip(Index(block * combiner.operand_bytes));
-      if (done == count && call.received) call.received(group.device_at(place));
-    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+
+ private:
+  const CollectiveCall& call_;
+  const Combiner& combiner_;
+  const absl::Span<char> out_;
+  const int64_t count_;  // elements
+  int64_t done_ = 0;
+  absl::InlinedVector<std::optional<MessageReader>, 8> readers_;  // by place
+  absl::InlinedVector<const char*, 8> operands_;                  // of one block, by place
+  TreeCombiner tree_;
+  ArrivalCounter counter_;
+};
+
+// Combines this rank's operand with the messages of all peers.
+absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
+                        absl::Span<const char> own, absl::Span<char> out) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
+  ArrivingSum sum(call, combiner, tag, static_cast<int64_t>(own.size()), out);
+  return sum.Add(own);
 }
 
 // Sends part_for(place) to the peer at each place. Passes the parts that this rank gets, its own
@@ -149,6 +182,41 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
   SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
       group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
   return CombineAll(call, combiner, own.bytes, out);
+}
+
+absl::Status PairwiseReduceScatterAsMade(
+    const CollectiveCall& call, const Combiner& combiner,
+    absl::FunctionRef<absl::StatusOr<OwnedBytes>(int64_t place)> make_part, absl::Span<char> out) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(group, [&](int64_t place) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(OwnedBytes part, make_part(place));
+    if (SizeOf(part) % combiner.operand_bytes != 0) {
+      return absl::InvalidArgumentError(StrCat("a part of ", SizeOf(part),
+                                               " bytes to reduce does not consist of elements of ",
+                                               combiner.operand_bytes, " bytes"));
+    }
+    return SendTo(call, place, 0, std::move(part));
+  }));
+  if (static_cast<int64_t>(out.size()) % combiner.result_bytes != 0) {
+    return absl::InvalidArgumentError(
+        StrCat("a result of ", out.size(), " bytes in elements of ", combiner.result_bytes));
+  }
+  int64_t left_bytes =
+      static_cast<int64_t>(out.size()) / combiner.result_bytes * combiner.operand_bytes;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, Tag::Create(call.step, call.op, call.round));
+  ArrivingSum sum(call, combiner, tag, left_bytes, out);
+  while (left_bytes > 0) {
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedBytes own, make_part(group.place()));
+    if (own.bytes.empty() || SizeOf(own) > left_bytes ||
+        SizeOf(own) % combiner.operand_bytes != 0) {
+      return absl::InvalidArgumentError(StrCat("the next ", SizeOf(own), " of ", left_bytes,
+                                               " bytes to reduce do not fit elements of ",
+                                               combiner.operand_bytes, " bytes"));
+    }
+    SHARDMESH_RETURN_IF_ERROR(sum.Add(own.bytes));
+    left_bytes -= SizeOf(own);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& mine,

@@ -45,7 +45,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "worker/collective/collective_call.h"
 
@@ -57,6 +59,17 @@ namespace shardmesh::worker {
 // operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);
+
+// Like PairwiseReduceScatter, but makes the parts one by one and sends each at once. For each other
+// place, the function calls make_part(place) once, for the place after this rank's first, then in
+// the order of places. It returns this rank's operand for that place. At last the function calls
+// make_part with this rank's own place until it has all elements of `out`: each call returns the
+// next elements of this rank's own operand, at least one. These elements are combined at once and
+// then no longer needed, so that messages of peers are read while this rank makes the next ones.
+// The function ends with the first error of make_part, and returns it.
+absl::Status PairwiseReduceScatterAsMade(
+    const CollectiveCall& call, const Combiner& combiner,
+    absl::FunctionRef<absl::StatusOr<OwnedBytes>(int64_t place)> make_part, absl::Span<char> out);
 
 // Sends `mine` to every other rank. Passes the data of each rank, this one included, to `place_fn`,
 // in pieces that are in order for each rank. sizes_bytes[p] is the size of the data of the rank at

@@ -115,4 +115,30 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   }
 }
 
+absl::StatusOr<std::optional<OwnedBytes>> SharedReceive::TryReceive(ShmChannel& channel,
+                                                                    const Awaited& awaited,
+                                                                    Owner& owner) {
+  ShmChannel::Arrived arrived;
+  while (true) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::optional<OwnedBytes> piece,
+        mailbox_.TryReceive(awaited.peer, awaited.tag, awaited.message_bytes));
+    if (piece.has_value()) return piece;
+    const absl::StatusOr<bool> came = channel.TryReceive(awaited.signature_hash, &arrived);
+    if (!came.ok()) {
+      owner.Refuse(came.status());  // the step fails, and the next receive says so
+      return std::nullopt;
+    }
+    if (!*came) return std::nullopt;
+    if (IsAwaited(arrived, awaited)) {
+      owner.CountReceived(awaited.message_bytes);
+      return std::move(arrived.message);
+    }
+    if (const absl::Status taken = owner.TakeOther(std::move(arrived)); !taken.ok()) {
+      owner.Refuse(taken);
+      return std::nullopt;
+    }
+  }
+}
+
 }  // namespace shardmesh::worker

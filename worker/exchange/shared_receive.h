@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -62,6 +63,10 @@ class SharedReceive {
   absl::StatusOr<OwnedBytes> Receive(ShmChannel& channel, const Awaited& awaited,
                                      const std::atomic<uint64_t>& checked_changes, Owner& owner,
                                      absl::Time deadline);
+
+  // Implements Link::TryReceive: like Receive, but returns nullopt if no message has arrived.
+  absl::StatusOr<std::optional<OwnedBytes>> TryReceive(ShmChannel& channel, const Awaited& awaited,
+                                                       Owner& owner);
 
  private:
   Mailbox& mailbox_;

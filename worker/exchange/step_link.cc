@@ -162,6 +162,26 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::Receive(DeviceId peer, const Tag& tag,
   return mailbox_.Receive(peer, tag, message_bytes, deadline);
 }
 
+absl::StatusOr<std::optional<OwnedBytes>> StepLinkImpl::TryReceive(DeviceId peer, const Tag& tag,
+                                                                   int64_t message_bytes) {
+  if (peer >= 0 && peer < static_cast<DeviceId>(ways_.size())) {
+    const PeerWay& way = ways_[static_cast<size_t>(peer)];
+    if (way.channel != nullptr) {
+      FromPeer owner(this, &way);
+      return shared_receive_.TryReceive(
+          *way.channel,
+          {.peer = peer,
+           .tag = tag,
+           .epoch = epoch_,
+           .message_bytes = message_bytes,
+           .signature_hash = signature_hash_.load(std::memory_order_relaxed)},
+          owner);
+    }
+  }
+  parts_.poller->PollOnce();  // takes frames that have arrived
+  return mailbox_.TryReceive(peer, tag, message_bytes);
+}
+
 void StepLinkImpl::Reclaim() {
   Reap(ways_);
   parts_.poller->PollOnce();  // completes writes of frames, which hold messages

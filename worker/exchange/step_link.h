@@ -48,6 +48,8 @@ class StepLinkImpl final : public StepLink {
   absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override;
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline) override;
+  absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
+                                                       int64_t message_bytes) override;
   void Reclaim() override;
   absl::Status Check() const override;
   int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }

@@ -372,19 +372,21 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, 
   return compiled;
 }
 
+// Returns whether oneDNN may use the instruction set.
+bool MayUse(dnnl::cpu_isa each) {
+  static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  return (isa & static_cast<unsigned>(each)) == static_cast<unsigned>(each);
+}
+
 // Returns whether oneDNN multiplies the type on this CPU with correct results. Before AVX-512,
 // oneDNN has no product of BF16. Without integer dot products (VNNI), it adds pairs of I8 products
 // in 16 bits, and these sums saturate.
 bool HasProduct(Dtype dtype) {
-  static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-  const auto has = [](dnnl::cpu_isa each) {
-    return (isa & static_cast<unsigned>(each)) == static_cast<unsigned>(each);
-  };
   switch (dtype) {
     case Dtype::kBF16:
-      return has(dnnl::cpu_isa::avx512_core);
+      return MayUse(dnnl::cpu_isa::avx512_core);
     case Dtype::kI8:
-      return has(dnnl::cpu_isa::avx512_core_vnni) || has(dnnl::cpu_isa::avx2_vnni);
+      return MayUse(dnnl::cpu_isa::avx512_core_vnni) || MayUse(dnnl::cpu_isa::avx2_vnni);
     default:
       return true;
   }
@@ -716,6 +718,27 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
 
 bool MatmulKernel::IsWidened(Dtype dtype) const {
   return dtype != Dtype::kF32 && (converts_all_ || !HasProduct(dtype));
+}
+
+bool MatmulKernel::KeepsBitsOfRows(Dtype dtype) const {
+#if DNNL_VERSION_MAJOR >= 3
+  // Version 3 has other kernels, and other rules for threads.
+  static_cast<void>(dtype);
+  return false;
+#else
+  // From this number on, the kernel for AMX considers to split k (nthr / 8 > 1).
+  constexpr int kThreadsThatSplitK = 16;
+  if (IsWidened(dtype)) dtype = Dtype::kF32;  // all products are of F32 then
+  switch (dtype) {
+    case Dtype::kF32:
+      return MayUse(dnnl::cpu_isa::avx512_core);
+    case Dtype::kBF16:
+      return MayUse(dnnl::cpu_isa::avx512_core_bf16) &&
+             (!MayUse(dnnl::cpu_isa::avx512_core_amx) || threads_ < kThreadsThatSplitK);
+    default:
+      return false;  // no program multiplies other types
+  }
+#endif
 }
 
 BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {

@@ -175,6 +175,17 @@ class MatmulKernel {
   absl::StatusOr<std::shared_ptr<const PackedWeights>> Pack(
       const MatmulSpec& spec, absl::Span<const char> rhs, const AbortCheck& abort_check = nullptr);
 
+  // Returns whether the bits of a row of the result depend on the row of lhs and on the other
+  // operands only, and not on `m`: the rows of a product may then be computed by several products
+  // of fewer rows. `dtype` is that of both operands. Holds if lhs is not transposed and the weights
+  // are packed in one way, or not at all, in all of these products.
+  //
+  // True if oneDNN 2 multiplies the type with its kernels for AVX-512 (brgemm), which add the
+  // products of a row in the order of k. The kernels for older CPUs, and those for BF16 on CPUs
+  // with AVX-512 only, choose the order by m. With at least 16 threads, the kernel for BF16 on AMX
+  // splits k among threads where m is small.
+  bool KeepsBitsOfRows(Dtype dtype) const;
+
   // Returns the approximate memory that Pack takes for the spec's right-hand operand.
   int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 

@@ -29,6 +29,7 @@ struct WorkerHello {
   int64_t memory_bytes = 0;
   int threads = 0;
   double f32_flops_per_second = 0;  // 0: not measured
+  bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
   bool durable = false;
   int64_t cache_bytes = 0;  // memory that tiles of released arrays may take
   int64_t pid = 0;

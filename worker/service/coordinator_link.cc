@@ -311,6 +311,7 @@ WorkerHello AttachLoop::MakeHello() const {
           .memory_bytes = options_.store->limit_bytes(),
           .threads = options_.threads,
           .f32_flops_per_second = options_.f32_flops_per_second,
+          .overlaps_exchanges = options_.overlaps_exchanges,
           .durable = options_.store->has_data_dir(),
           .cache_bytes = options_.cache_bytes,
           .pid = getpid(),

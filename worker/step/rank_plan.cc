@@ -22,6 +22,17 @@
 namespace shardmesh::worker {
 namespace {
 
+// Returns the product that the instruction computes; null if it computes none.
+const LocalMatmul* ProductIn(const Instruction& instruction) {
+  if (const auto* const gather = std::get_if<GatherMatmul>(&instruction.kind)) {
+    return &gather->matmul;
+  }
+  if (const auto* const scatter = std::get_if<MatmulScatter>(&instruction.kind)) {
+    return &scatter->matmul;
+  }
+  return std::get_if<LocalMatmul>(&instruction.kind);
+}
+
 // Returns a description of a value; the description is the same on every rank of a group. If all
 // tiles have one shape, it has that shape, like `F32[2,3]`. If not, it lists the extents of all
 // parts, like `F32[3+4,3]`.
@@ -59,6 +70,17 @@ absl::StatusOr<std::vector<PlacePart>> PartsOf(const RankValue& value, int64_t d
   return result;
 }
 
+// Returns the number of rows of each part: of the elements of all dimensions but the last one.
+std::vector<int64_t> RowsOf(const std::vector<PlacePart>& parts) {
+  std::vector<int64_t> rows;
+  for (const PlacePart& part : parts) {
+    Tile first_column = part.tile;
+    first_column.ranges.back() = {0, 1};
+    rows.push_back(first_column.element_count());
+  }
+  return rows;
+}
+
 // Derives the values and the instructions of a RankPlan.
 class RankPlanner {
  public:
@@ -84,10 +106,7 @@ class RankPlanner {
     values_.reserve(plan_.values.size());
     for (const ValueDescriptor& described : plan_.values) {
       SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan_, described));
-      RankValue value{.dtype = described.dtype, .tile = tiling.TileOf(rank_)};
-      value.shape = value.tile.shape();
-      SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
-                                 PackedSizeBytes(value.dtype, value.tile.element_count()));
+      SHARDMESH_ASSIGN_OR_RETURN(RankValue value, ValueOf(described.dtype, tiling));
       values_.push_back(std::move(value));
       tilings_.push_back(std::move(tiling));
     }
@@ -110,6 +129,14 @@ class RankPlanner {
       }
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<RankValue> ValueOf(Dtype dtype, const Tiling& tiling) const {
+    RankValue value{.dtype = dtype, .tile = tiling.TileOf(rank_)};
+    value.shape = value.tile.shape();
+    SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
+                               PackedSizeBytes(value.dtype, value.tile.element_count()));
+    return value;
   }
 
   void AddEnds() {
@@ -155,7 +182,7 @@ class RankPlanner {
     for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
     for (const StateUpdate& update : plan_.updates) is_used_plain[update.operand] = true;
     for (size_t i = 0; i < instructions_.size(); ++i) {
-      const auto* matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
+      const LocalMatmul* const matmul = ProductIn(plan_.instructions[i]);
       for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
         std::optional<Packing>& known = values_[input].packing;
         const Packing packing = PackingOf(instructions_[i].matmul);
@@ -183,9 +210,13 @@ class RankPlanner {
 
   // Each Prepare sets the constants of one kind of instruction.
   absl::Status Prepare(const LocalMatmul& matmul, ValueIndex output, RankInstruction* to) const {
-    const RankValue& lhs = values_[matmul.lhs];
+    return SetProduct(matmul, values_[matmul.lhs], values_[output], to);
+  }
+
+  // Sets the constants of a product with this left operand and this result.
+  absl::Status SetProduct(const LocalMatmul& matmul, const RankValue& lhs, const RankValue& out,
+                          RankInstruction* to) const {
     const RankValue& rhs = values_[matmul.rhs];
-    const RankValue& out = values_[output];
     to->loops = LoopsOf({.lhs = lhs.shape,
                          .rhs = rhs.shape,
                          .out = out.shape,
@@ -236,16 +267,47 @@ class RankPlanner {
 
   absl::Status Prepare(const GroupCollective& collective, ValueIndex output,
                        RankInstruction* to) const {
-    const RankValue& in = values_[collective.input];
-    const RankValue& out = values_[output];
+    return SetExchange(collective, {values_[collective.input], tilings_[collective.input]},
+                       {values_[output], tilings_[output]}, to);
+  }
+
+  absl::Status Prepare(const GatherMatmul& fused, ValueIndex output, RankInstruction* to) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, TilingOf(plan_, fused.gathered));
+    SHARDMESH_ASSIGN_OR_RETURN(const RankValue gathered, ValueOf(fused.gathered.dtype, tiling));
+    const ValueIndex input = fused.gather.input;
+    SHARDMESH_RETURN_IF_ERROR(
+        SetExchange(fused.gather, {values_[input], tilings_[input]}, {gathered, tiling}, to));
+    to->place_rows = RowsOf(to->receives);
+    return SetProduct(fused.matmul, gathered, values_[output], to);
+  }
+
+  absl::Status Prepare(const MatmulScatter& fused, ValueIndex output, RankInstruction* to) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, TilingOf(plan_, fused.product));
+    SHARDMESH_ASSIGN_OR_RETURN(const RankValue product, ValueOf(fused.product.dtype, tiling));
+    SHARDMESH_RETURN_IF_ERROR(
+        SetExchange(fused.scatter, {product, tiling}, {values_[output], tilings_[output]}, to));
+    to->place_rows = RowsOf(to->sends);
+    return SetProduct(fused.matmul, values_[fused.matmul.lhs], product, to);
+  }
+
+  // A value on this rank, and on all ranks.
+  struct TiledValue {
+    const RankValue& value;
+    const Tiling& tiling;
+  };
+
+  // Sets the constants of a collective with this operand and this result.
+  absl::Status SetExchange(const GroupCollective& collective, const TiledValue& operand,
+                           const TiledValue& result, RankInstruction* to) const {
+    const RankValue& in = operand.value;
+    const RankValue& out = result.value;
     SHARDMESH_ASSIGN_OR_RETURN(to->group, DeviceGroup::Create(plan_.mesh, collective.axes, rank_));
     const DeviceGroup& group = *to->group;
     for (const int64_t place : PlacesHeard(collective, group)) {
       to->sources.push_back(group.device_at(place));
     }
-    to->signature =
-        SignatureOf(collective, group.size(), DescribeTiles(in.dtype, tilings_[collective.input]),
-                    DescribeTiles(out.dtype, tilings_[output]));
+    to->signature = SignatureOf(collective, group.size(), DescribeTiles(in.dtype, operand.tiling),
+                                DescribeTiles(out.dtype, result.tiling));
     if (IsReduction(collective.kind)) {
       SHARDMESH_ASSIGN_OR_RETURN(
           to->combiner, CombinerFor(collective.reduction, in.dtype, out.dtype, group.size()));
@@ -254,11 +316,11 @@ class RankPlanner {
     if (SplitsTiles(collective.kind) &&
         (collective.kind != CollectiveKind::kScatter || group.place() == collective.root)) {
       SHARDMESH_ASSIGN_OR_RETURN(to->sends,
-                                 PartsOf(in, SplitDimension(collective), group, tilings_[output]));
+                                 PartsOf(in, SplitDimension(collective), group, result.tiling));
     }
     if (JoinsTiles(collective.kind)) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          to->receives, PartsOf(out, collective.dimension, group, tilings_[collective.input]));
+      SHARDMESH_ASSIGN_OR_RETURN(to->receives,
+                                 PartsOf(out, collective.dimension, group, operand.tiling));
       for (const PlacePart& part : to->receives) to->receive_bytes.push_back(part.size_bytes);
     }
     if (collective.kind == CollectiveKind::kPermute) {

@@ -24,6 +24,7 @@
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/step/rank_plan.h"
+#include "worker/step/row_products.h"
 #include "worker/step/step_block.h"
 #include "worker/step/tile_products.h"
 #include "worker/step/tile_update.h"
@@ -96,6 +97,10 @@ class WatchedLink final : public Link {
                                      absl::Time deadline) override {
     WaitsFor(peer);
     return link_->Receive(peer, tag, message_bytes, deadline);
+  }
+  absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
+                                                       int64_t message_bytes) override {
+    return link_->TryReceive(peer, tag, message_bytes);
   }
   void Reclaim() override { link_->Reclaim(); }
 
@@ -617,6 +622,14 @@ class RankStep {
 
   // --- Instructions. Allocate has provided the memory of the output before Execute runs.
 
+  // Requires an operand that is an array. The result refers to `operand`.
+  static WeightCache::Weight WeightOf(const LocalValue& operand) {
+    return {.array_id = operand.array_id,
+            .tile = operand.tile(),
+            .bytes = operand.content,
+            .is_only_packed = operand.constants->packing.has_value()};
+  }
+
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
     // A batch of small products pauses for other kernels after this time.
     constexpr absl::Duration kLongestWithoutPause = absl::Milliseconds(20);
@@ -639,12 +652,7 @@ class RankStep {
     };
     PackedTilePtr packed = rhs.packed;
     if (packed == nullptr && !rhs.array_id.empty() && loops.is_one_rhs) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          packed, context_.weights->Find({.array_id = rhs.array_id,
-                                          .tile = rhs.tile(),
-                                          .bytes = rhs.content,
-                                          .is_only_packed = rhs.constants->packing.has_value()},
-                                         spec, pause));
+      SHARDMESH_ASSIGN_OR_RETURN(packed, context_.weights->Find(WeightOf(rhs), spec, pause));
     }
     if (packed != nullptr) operands.packed = &packed->weights();
     // Returns matrix `number` of a tile.
@@ -750,9 +758,62 @@ class RankStep {
     return Exchanged(
         op, [&](const CollectiveCall& call) { return Exchange(call, collective, in, out); },
         [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
-          if (!options_.observer.collective) return;
-          options_.observer.collective(collective.kind, collective.algorithm, bytes, elapsed);
+          ReportCollective(collective, bytes, elapsed);
         });
+  }
+
+  absl::Status Execute(size_t op, const Instruction& instruction, const GatherMatmul& fused) {
+    const OwnedBytes& mine = values_[fused.gather.input].content;
+    const absl::Span<char> out = Mutable(values_[instruction.output]);
+    return ExchangedBeside(
+        op, fused.matmul, fused.gather, [&](const CollectiveCall& call, RowProducts& products) {
+          return GatherAndMultiply(call, products, constants_->place_rows, mine, out);
+        });
+  }
+
+  absl::Status Execute(size_t op, const Instruction& instruction, const MatmulScatter& fused) {
+    const absl::Span<const char> lhs = values_[fused.matmul.lhs].content.bytes;
+    const absl::Span<char> out = Mutable(values_[instruction.output]);
+    return ExchangedBeside(op, fused.matmul, fused.scatter,
+                           [&](const CollectiveCall& call, RowProducts& products) {
+                             return MultiplyAndScatter(call, constants_->combiner, products,
+                                                       constants_->place_rows, lhs, out);
+                           });
+  }
+
+  // Runs a fused instruction: begins its collective, and calls run(call, products). The kernel's
+  // time is not time of the collective.
+  template <typename Run>
+  absl::Status ExchangedBeside(size_t op, const LocalMatmul& matmul,
+                               const GroupCollective& collective, Run run) {
+    const LocalValue& rhs = values_[matmul.rhs];
+    std::optional<WeightCache::Weight> weight;
+    if (!rhs.array_id.empty()) weight.emplace(WeightOf(rhs));
+    RowProducts products({.kernel = options_.kernel,
+                          .turns = context_.turns,
+                          .weights = context_.weights,
+                          .clock = options_.clock,
+                          .abort_check = [this] { return CheckAbort(); }},
+                         {.whole = constants_->matmul,
+                          .rhs = rhs.content,
+                          .bias = matmul.bias.has_value() ? values_[*matmul.bias].content.bytes
+                                                          : absl::Span<const char>(),
+                          .packed = rhs.packed,
+                          .weight = weight});
+    const absl::Status done = Exchanged(
+        op, [&](const CollectiveCall& call) { return run(call, products); },
+        [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
+          ReportCollective(collective, bytes, elapsed - products.elapsed());
+        });
+    result_.collective_time -= products.elapsed();
+    RecordKernelTime(products.flops(), products.elapsed());
+    return done;
+  }
+
+  void ReportCollective(const GroupCollective& collective,
+                        const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
+    if (!options_.observer.collective) return;
+    options_.observer.collective(collective.kind, collective.algorithm, bytes, elapsed);
   }
 
   absl::Status Execute(size_t op, const Instruction& instruction, const MoveRegions& move) {
@@ -920,7 +981,10 @@ class RankStep {
   }
 
   void RecordKernel(int64_t flops, absl::Time started) {
-    const absl::Duration elapsed = options_.clock->Now() - started;
+    RecordKernelTime(flops, options_.clock->Now() - started);
+  }
+
+  void RecordKernelTime(int64_t flops, absl::Duration elapsed) {
     result_.kernel_time += elapsed;
     if (options_.observer.kernel) options_.observer.kernel(flops, elapsed);
   }

@@ -18,11 +18,10 @@ using MapFn = void (*)(const char* in, int64_t count, char* out);
 // or, for functions that MapOp has for integers, I8, I16, I32 or I64. Null for other types and for
 // functions with another number of inputs. The bits of a result do not depend on the CPU.
 //
-// A function of F32 is computed in F64, and rounded once. Exp, log, tanh, sigmoid and the
-// activations of F64 have relative errors of some 1e-15; gelu-tanh loses more where x is large and
-// negative, because its exponent is rounded. Others are rounded once. NaNs stay NaNs, and of two
-// NaNs the left one counts, also for kMinimum and kMaximum. For equal values these return the left
-// one. The activations of minus infinity are -0.
+// A function of F32 is computed in F64, and rounded once. Functions of F64 have relative errors of
+// some 1e-15; gelu and gelu-tanh lose more where x is negative and large, because their exponents
+// are rounded. NaNs stay NaNs, and of two NaNs the left one counts, also for kMinimum and kMaximum.
+// For equal values these return the left one. The activations of minus infinity are -0.
 MapFn MapLoop(MapFunction function, Dtype dtype);
 CombineFn PairLoop(MapFunction function, Dtype dtype);
 

@@ -1,6 +1,7 @@
 // Commands embed, generate: transformers whose weights are on the workers.
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -31,9 +32,6 @@
 
 namespace shardmesh::client {
 namespace {
-
-// How long a step may take without --deadline. The coordinator allows no more.
-constexpr absl::Duration kStepTime = absl::Minutes(5);
 
 // The flags of commands that run a model.
 struct ModelFlags {
@@ -68,12 +66,17 @@ std::string NameOf(const std::string& folder) {
   return path.filename().string();
 }
 
-// The options of a call that may take until the end of --deadline, and otherwise `otherwise`.
-CallOptions Until(const std::optional<SteadyDeadline>& end,
-                  const std::optional<absl::Duration>& otherwise) {
-  CallOptions options{.timeout = otherwise};
+// The options of a call that may take until the end of --deadline.
+CallOptions Until(const std::optional<SteadyDeadline>& end) {
+  CallOptions options;
   if (end.has_value()) options.timeout = end->left();
   return options;
+}
+
+// Returns a function that removes what an interrupted command leaves of the file; null without one.
+std::function<void()> RemovalOfParts(const std::string& path) {
+  if (path.empty()) return nullptr;
+  return [path] { RemoveTemporaryFilesOf(path); };
 }
 
 // Loads the model, unless the flags name one that is on the cluster.
@@ -81,7 +84,7 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
                                       const ModelFlags& flags, Interruption* interruption,
                                       const std::optional<SteadyDeadline>& end) {
   std::error_code error;
-  const CallOptions call = Until(end, std::nullopt);
+  const CallOptions call = Until(end);
   if (!std::filesystem::is_directory(flags.model, error)) {
     if (!flags.mesh.empty() || !flags.name.empty()) {
       return WrongUse(
@@ -120,20 +123,44 @@ void PrintStep(std::string_view what, const StepTimings& step) {
   }
 }
 
-absl::Status WriteEmbeddings(const std::string& path,
-                             const std::vector<std::vector<float>>& embeddings) {
-  std::vector<float> all;
-  for (const std::vector<float>& embedding : embeddings) {
-    all.insert(all.end(), embedding.begin(), embedding.end());
-  }
-  const Shape shape = {static_cast<int64_t>(embeddings.size()),
-                       static_cast<int64_t>(embeddings.front().size())};
+// Writes a tensor of F32. `elements` has as many as the shape needs.
+absl::Status WriteFloats(const std::string& path, const Shape& shape,
+                         const std::vector<float>& elements) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const TensorView view,
       TensorView::Create(Dtype::kF32, shape,
-                         absl::MakeConstSpan(reinterpret_cast<const char*>(all.data()),
-                                             all.size() * sizeof(float))));
+                         absl::MakeConstSpan(reinterpret_cast<const char*>(elements.data()),
+                                             elements.size() * sizeof(float))));
   return WriteNpy(path, view);
+}
+
+// Writes a matrix with a row for each sentence.
+absl::Status WriteEmbeddings(const std::string& path,
+                             const std::vector<std::vector<float>>& embeddings) {
+  std::vector<float> elements;
+  for (const std::vector<float>& embedding : embeddings) {
+    elements.insert(elements.end(), embedding.begin(), embedding.end());
+  }
+  return WriteFloats(
+      path,
+      {static_cast<int64_t>(embeddings.size()), static_cast<int64_t>(embeddings.front().size())},
+      elements);
+}
+
+// Writes the logits of a generation: [sequences, steps, vocabulary].
+absl::Status WriteLogits(const std::string& path, const Generation& generation) {
+  std::vector<float> elements;
+  for (size_t sequence = 0; sequence < generation.tokens.size(); ++sequence) {
+    for (const std::vector<std::vector<float>>& step : generation.logits) {
+      elements.insert(elements.end(), step[sequence].begin(), step[sequence].end());
+    }
+  }
+  const std::vector<std::vector<float>>& first = generation.logits.front();
+  return WriteFloats(
+      path,
+      {static_cast<int64_t>(generation.tokens.size()),
+       static_cast<int64_t>(generation.logits.size()), static_cast<int64_t>(first.front().size())},
+      elements);
 }
 
 struct EmbedFlags {
@@ -147,14 +174,13 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
-  interruption.emplace("nothing was loaded", invocation.output,
-                       [path = flags.path] { RemoveTemporaryFilesOf(path); });
+  interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.path));
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
   SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
                              OpenModel(invocation, client.get(), flags.model, &*interruption, end));
   interruption.reset();  // from here on, a signal ends the program
   SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
-                             EmbedSentences(client.get(), model, sentences, Until(end, kStepTime)));
+                             EmbedSentences(client.get(), model, sentences, Until(end)));
   if (!flags.path.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
   }
@@ -183,6 +209,7 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
 struct GenerateFlags {
   ModelFlags model;
   int64_t max_new = 64;
+  std::string logits_path;
 };
 
 double TokensPerSecond(const Generation& generation) {
@@ -210,7 +237,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
-  interruption.emplace("nothing was loaded", invocation.output);
+  interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.logits_path));
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
   SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
                              OpenModel(invocation, client.get(), flags.model, &*interruption, end));
@@ -221,10 +248,14 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
     int64_t steps = 0;
     GenerateOptions options;
     options.max_new_tokens = flags.max_new;
+    options.gives_logits = !flags.logits_path.empty();
     options.on_tokens = [&](absl::Span<const int32_t>) { bar.ShowCount(++steps, flags.max_new); };
-    generation = GenerateTokens(client.get(), model, prompts, options, Until(end, kStepTime));
+    generation = GenerateTokens(client.get(), model, prompts, options, Until(end));
   }
   SHARDMESH_RETURN_IF_ERROR(generation.status());
+  if (!flags.logits_path.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteLogits(flags.logits_path, *generation));
+  }
   if (!invocation.json) {
     PrintGeneration(*generation);
     return absl::OkStatus();
@@ -282,6 +313,11 @@ void AddModelCommands(CommandLine* line) {
       ->add_option("--max-new", generate_flags->max_new,
                    "most new tokens of each prompt (default: 64)")
       ->check(WholeNumberFrom(1));
+  AddParsedOption(
+      generate, "--logits", &generate_flags->logits_path,
+      [](std::string_view text) { return ParseNpyPath(text, "generate"); },
+      ".npy file that gets the logits of all steps: [prompts, steps, vocabulary]; a step gives at "
+      "most 1 MiB of them");
 }
 
 }  // namespace shardmesh::client

@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "program/kernel_time.h"
 #include "program/plan_check.h"
 #include "program/program.h"
 #include "program/step_plan.h"
@@ -114,7 +115,7 @@ TEST(ComputePlanTest, EachOpRunsForOperandsInAnyLayout) {
     std::vector<Dense> inputs;
     for (const ValueIndex input : InputsOf(each.op)) inputs.push_back(contents[input]);
     const Dense expected = ComputeDense(each.op, inputs, type->shape);
-    for (int round = 0; round < 24; ++round) {
+    for (int round = 0; round < 16; ++round) {
       const PlanTarget target = Target("a=2,b=2,c=3");
       Program program{.operand_count = static_cast<uint32_t>(each.inputs.size()),
                       .ops = {each.op},
@@ -206,6 +207,30 @@ TEST(ComputePlanTest, AnInputThatIsReadTwiceMovesOnce) {
   ASSERT_THAT(plan, IsOk());
   EXPECT_THAT(LabelsOf(*plan), ElementsAre(HasSubstr("all-gather of dimension 1"), "compute"));
   EXPECT_EQ(plan->values.back().spec, Spec({{"a"}, {}}));
+}
+
+TEST(ComputePlanTest, CountsWorkByBytesAndAttentionByProducts) {
+  const std::vector<ValueDescriptor> operands = {Value({2, 4, 12, 4}, Spec({{"a"}, {}, {"c"}})),
+                                                 Value({2, 5, 6, 4}, Spec({{"a"}, {}, {"c"}})),
+                                                 Value({2, 5, 6, 2}, Spec({{"a"}, {}, {"c"}}))};
+  const auto attention = PlanOfOp(AttentionOp{.query = 0, .keys = 1, .values = 2}, operands);
+  ASSERT_THAT(attention, IsOk());
+  EXPECT_EQ(attention->cost.flops, 2 * (1 * 4 * 4) * 5 * (4 + 2));
+  const auto seconds_of = [](const Plan& plan) {
+    return KernelSeconds(plan, plan.instructions.back(), {.seconds_per_byte = 1});
+  };
+  EXPECT_DOUBLE_EQ(seconds_of(*attention), 4 * (1 * 4 * 4 * (4 + 2) + 1 * 5 * 2 * (4 + 2)));
+  const auto negated =
+      PlanOfOp(MapOp{.function = MapFunction::kNegate, .inputs = {0}}, {operands[0]});
+  ASSERT_THAT(negated, IsOk());
+  EXPECT_EQ(negated->cost.flops, 0);
+  EXPECT_DOUBLE_EQ(seconds_of(*negated), 2 * 4 * (1 * 4 * 4 * 4));
+  // A lookup reads only the rows that it copies.
+  const auto lookup =
+      PlanOfOp(EmbeddingOp{.table = 0, .ids = 1},
+               {Value({1000, 8}, PartitionSpec()), Value({3}, PartitionSpec(), Dtype::kI32)});
+  ASSERT_THAT(lookup, IsOk());
+  EXPECT_DOUBLE_EQ(seconds_of(*lookup), 2 * 4 * (3 * 8));
 }
 
 TEST(ComputePlanTest, ErrorsNameTheOp) {

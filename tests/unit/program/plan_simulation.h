@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "program/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/step_plan.h"
 #include "sharding/device_group.h"
@@ -255,6 +256,20 @@ class Simulation {
       first_row = tilings_[embedding->table].TileOf(device).ranges[0].start;
     }
     return ComputeDense(compute.op, inputs, tilings_[output].TileOf(device).shape(), first_row);
+  }
+  Dense Make(const GatherMatmul& fused, ValueIndex output, DeviceId device) const {
+    return MakeInPlainForm({.output = output, .kind = fused, .label = "plain form"}, device);
+  }
+  Dense Make(const MatmulScatter& fused, ValueIndex output, DeviceId device) const {
+    return MakeInPlainForm({.output = output, .kind = fused, .label = "plain form"}, device);
+  }
+  Dense MakeInPlainForm(const Instruction& instruction, DeviceId device) const {
+    const Plan pair = *PlainFormOf(plan_, instruction);
+    Simulation plain(pair);
+    size_t operand = 0;
+    for (const ValueIndex input : InputsOf(instruction)) plain.tiles_[operand++] = tiles_[input];
+    plain.Run();
+    return plain.TileAt(pair.outputs.front(), device);
   }
 
   const Plan& plan_;

@@ -295,11 +295,12 @@ TEST(ProductCandidatesTest, BatchesStayWhereTheyAre) {
 
 TEST(ProductCandidatesTest, LayersThatAreEqualArePlannedEqually) {
   // More layers than layouts that may be priced for one program.
+  constexpr uint32_t kLayers = 1024;
   Program program{.operand_count = 2, .ops = {}, .outputs = {}};
-  for (uint32_t i = 0; i < kMaxProgramSize; ++i) {
+  for (uint32_t i = 0; i < kLayers; ++i) {
     program.ops.push_back(MatmulOp{.lhs = i == 0 ? 0 : i + 1, .rhs = 1});
   }
-  program.outputs = {kMaxProgramSize + 1};
+  program.outputs = {kLayers + 1};
   const auto plan = PlanProgram(
       program, {Value({8, 8}, Spec({{"a"}, {"b"}})), Value({8, 8}, Spec({{"b"}, {"c"}}))},
       Target("a=2,b=2,c=2"));

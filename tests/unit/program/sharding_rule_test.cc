@@ -92,7 +92,7 @@ TEST(ShardingRuleTest, ReshapesSplitAndMergeFactors) {
   };
   EXPECT_EQ(reshape({2, 24}, {2, 4, 6}), "[a,bc] -> [a,b,c] 2 4 6");
   EXPECT_EQ(reshape({2, 4, 6}, {2, 24}), "[a,b,c] -> [a,bc] 2 4 6");
-  EXPECT_EQ(reshape({4, 6}, {6, 4}), "[ab,c] -> [ad,e] 2 2w 6w 3w 4w");
+  EXPECT_EQ(reshape({4, 6}, {6, 4}), "[ab,d] -> [ac,e] 2 2w 3w 6w 4w");
   EXPECT_EQ(reshape({12, 12}, {2, 1, 24, 3}), "[ab,cd] -> [a,1,bc,d] 2 6 4 3");
   EXPECT_EQ(reshape({3, 5}, {5, 3}), "[a,c] -> [b,d] 3w 5w 5w 3w");
   EXPECT_EQ(reshape({3, 5, 4}, {5, 3, 4}), "[a,c,e] -> [b,d,e] 3w 5w 5w 3w 4");

@@ -122,6 +122,8 @@ TEST(ModelConfigTest, NamesTheKeyAndItsValueInErrors) {
       {With(kLlama, "\"vocab_size\": 128256", "\"vocab_size\": -1"), "f: vocab_size is -1;"},
       {With(kLlama, "\"vocab_size\": 128256", "\"vocab_size\": 1.5"), "f: vocab_size is 1.5;"},
       {With(kLlama, "\"vocab_size\": 128256", "\"vocab_size\": 99999999999"), "to 1073741824"},
+      {With(kLlama, "\"num_hidden_layers\": 16", "\"num_hidden_layers\": 1025"),
+       "f: num_hidden_layers is 1025; at most 1024 are supported"},
       {With(kLlama, "1e-05", "0"), "f: rms_norm_eps is 0; it must be a number above 0"},
       {With(kLlama, "\"mlp_bias\": false", "\"mlp_bias\": true"),
        "f: mlp_bias is true; only false is supported"},

@@ -278,6 +278,50 @@ TEST(PlanCodecTest, PlansOfEveryCollectiveCrossTheWireAndNameTheirAlgorithm) {
   }
 }
 
+TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
+  const auto spec = [](std::vector<std::string> axes) {
+    std::vector<SpecEntry> entries;
+    for (const std::string& axis : axes) {
+      entries.push_back(axis.empty() ? SpecEntry::None() : SpecEntry::Axis(axis));
+    }
+    return PartitionSpec(std::move(entries));
+  };
+  const PlanTarget target = {.mesh_id = "default",
+                             .mesh_revision = 1,
+                             .mesh = *Mesh::Parse("tp=4"),
+                             .links = {.seconds_per_byte = 1e-3},
+                             .kernels = {.flops_per_second = 2e4, .may_overlap = true}};
+  const MatmulOp matmul = {.lhs = 0, .rhs = 1};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan gather, PlanProgram(Program{.operand_count = 2, .ops = {matmul}, .outputs = {2}},
+                                     {{Dtype::kF32, {16, 8}, spec({"tp", ""})},
+                                      {Dtype::kF32, {8, 64}, spec({"", "tp"})}},
+                                     target));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan scatter,
+      PlanProgram(
+          Program{.operand_count = 2,
+                  .ops = {matmul, ReshardOp{.input = 2, .spec = spec({"tp", ""})}},
+                  .outputs = {3}},
+          {{Dtype::kBF16, {16, 64}, spec({"", "tp"})}, {Dtype::kBF16, {64, 16}, spec({"tp", ""})}},
+          target));
+  for (const Plan* plan : {&gather, &scatter}) {
+    ASSERT_TRUE(OverlapsExchanges(*plan));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(*plan)));
+    EXPECT_TRUE(back == *plan);
+  }
+  internal::v1::Plan wire;
+  Encode(gather, &wire);
+  wire.mutable_instructions(0)->mutable_gather_matmul()->mutable_gather()->clear_algorithm();
+  EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadField));
+  Encode(gather, &wire);
+  wire.mutable_instructions(wire.instructions_size() - 1)
+      ->mutable_gather_matmul()
+      ->mutable_gathered()
+      ->clear_dtype();
+  EXPECT_THAT(FieldOf(Decode(wire).status()), ::testing::HasSubstr("gather_matmul.gathered.dtype"));
+}
+
 TEST(PlanCodecTest, CountsAndCutPointsCrossTheWire) {
   const Program program = {.operand_count = 1,
                            .ops = {CollectiveOp{.kind = CollectiveKind::kAllToAll,

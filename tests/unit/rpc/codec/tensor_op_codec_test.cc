@@ -23,7 +23,7 @@ using ::shardmesh::test::kInvalid;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
-std::string FieldOf(const absl::Status& status) {
+std::string FieldIn(const absl::Status& status) {
   const auto violations = FieldViolationsOf(status);
   return violations.size() == 1 ? violations[0].field : "";
 }
@@ -180,13 +180,13 @@ TEST(TensorOpCodecTest, MalformedOpsNameTheirField) {
     Encode(each.good, &wire);
     EXPECT_THAT(Decode(wire), IsOk());
     each.change(&wire);
-    EXPECT_EQ(FieldOf(Decode(wire).status()), each.field);
+    EXPECT_EQ(FieldIn(Decode(wire).status()), each.field);
     EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid));
     // The same within an op of a program.
     v1::Program program;
     program.set_operand_count(1);
     *program.add_ops()->mutable_tensor() = wire;
-    EXPECT_EQ(FieldOf(Decode(program).status()), "ops[0].tensor." + each.field);
+    EXPECT_EQ(FieldIn(Decode(program).status()), "ops[0].tensor." + each.field);
   }
 }
 
@@ -200,12 +200,12 @@ TEST(TensorOpCodecTest, CountsBeyondTheirLimitsAreRefused) {
     for (int64_t i = 0; i <= kMaxRank; ++i) op->mutable_slice()->add_starts(0);
   });
   EXPECT_THAT(of_slice, StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_EQ(FieldOf(of_slice), "slice.starts");
+  EXPECT_EQ(FieldIn(of_slice), "slice.starts");
   const absl::Status of_join = refused([](v1::TensorOp* op) {
     for (uint32_t i = 0; i <= kMaxProgramSize; ++i) op->mutable_concatenate()->add_inputs(0);
   });
   EXPECT_THAT(of_join, StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_EQ(FieldOf(of_join), "concatenate.inputs");
+  EXPECT_EQ(FieldIn(of_join), "concatenate.inputs");
   const absl::Status of_constant = refused([](v1::TensorOp* op) {
     v1::Literal* const value = op->mutable_constant()->mutable_value();
     value->set_dtype(v1::DTYPE_U8);
@@ -213,7 +213,7 @@ TEST(TensorOpCodecTest, CountsBeyondTheirLimitsAreRefused) {
     value->set_data(std::string(static_cast<size_t>(kMaxConstantBytes) + 1, 'x'));
   });
   EXPECT_THAT(of_constant, StatusIs(kInvalid, Reason::kLimitExceeded));
-  EXPECT_EQ(FieldOf(of_constant), "constant.value");
+  EXPECT_EQ(FieldIn(of_constant), "constant.value");
 }
 
 TEST(TensorOpCodecTest, AnOpRefersOnlyToEarlierValuesAndIsNamed) {
@@ -226,7 +226,7 @@ TEST(TensorOpCodecTest, AnOpRefersOnlyToEarlierValuesAndIsNamed) {
   EXPECT_THAT(Decode(wire), IsOk());
   wire.mutable_ops(1)->mutable_tensor()->mutable_attention()->set_mask(3);
   const absl::Status refused = Decode(wire).status();
-  EXPECT_EQ(FieldOf(refused), "ops[1]");
+  EXPECT_EQ(FieldIn(refused), "ops[1]");
   EXPECT_THAT(std::string(refused.message()), HasSubstr("op 1 (attention) refers to value 3"));
 }
 
@@ -242,7 +242,7 @@ TEST(TensorOpCodecTest, UpdatesAreOfOperandsByResultsOfOps) {
     v1::Program wire = good;
     wire.mutable_updates(1)->set_operand(operand);
     wire.mutable_updates(1)->set_value(value);
-    return FieldOf(Decode(wire).status());
+    return FieldIn(Decode(wire).status());
   };
   EXPECT_EQ(field_with(0, 3), "");
   EXPECT_EQ(field_with(2, 3), "updates[1].operand") << "no operand";

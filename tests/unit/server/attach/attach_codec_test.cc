@@ -56,6 +56,18 @@ TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
   EXPECT_THAT(DecodeMeshIds(page), ElementsAre("m", "", "", "m"));
 }
 
+TEST(AttachCodecTest, ATileOfStateHasTheStepThatUpdatedIt) {
+  internal::v1::InventoryPage page;
+  for (const char* const id : {"weight", "kv"}) AddTile(id, "", &page);
+  page.mutable_tiles(1)->set_state_step(7);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::vector<InventoryTile> tiles,
+      DecodeTiles(page, [](const std::vector<InventoryTile>&) { return std::vector<size_t>(); }));
+  ASSERT_EQ(tiles.size(), 2u);
+  EXPECT_EQ(tiles[0].state_step, 0);
+  EXPECT_EQ(tiles[1].state_step, 7);
+}
+
 TEST(AttachCodecTest, StagedResultsOfStepsDifferFromTilesOfPuts) {
   internal::v1::InventoryPage page;
   for (const char* const id : {"result", "put", "committed"}) AddTile(id, "", &page);

@@ -438,6 +438,25 @@ TEST(EncodePlanTest, TellsTheAxesAlongWhichRegionsMove) {
   EXPECT_THAT(response.instructions(0).axes(), ElementsAre("tp"));
 }
 
+TEST(EncodePlanTest, NamesTheCollectiveOfAFusedInstruction) {
+  PreparedPlan prepared;
+  prepared.plan.mesh = *Mesh::Parse("tp=2");
+  prepared.plan.values.resize(3);
+  prepared.plan.operand_count = 2;
+  prepared.plan.instructions.push_back(
+      {.output = 2,
+       .kind = GatherMatmul{.gather = {.kind = CollectiveKind::kAllGather,
+                                       .axes = {"tp"},
+                                       .algorithm = CollectiveAlgorithm::kPairwise}},
+       .label = "op 0 (linear): all-gather of dimension 0 over tp, multiplied as it arrives"});
+  v1::CompileResponse response;
+  Encode(prepared, &response);
+  ASSERT_EQ(response.instructions_size(), 1);
+  EXPECT_EQ(response.instructions(0).collective(), v1::COLLECTIVE_KIND_ALL_GATHER);
+  EXPECT_EQ(response.instructions(0).algorithm(), v1::COLLECTIVE_ALGORITHM_PAIRWISE);
+  EXPECT_THAT(response.instructions(0).axes(), ElementsAre("tp"));
+}
+
 TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
   const PlanForecast forecast{
       .traffic = {{.axes = {"tp"}, .collectives = 2, .sent_bytes = 100, .seconds = 0.25},

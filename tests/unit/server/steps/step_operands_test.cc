@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "program/kernel_time.h"
 #include "status/reason.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
@@ -16,12 +17,13 @@ namespace shardmesh::server {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class StepOperandsTest : public ::testing::Test {
  protected:
   void Attach(const std::string& identity, double speed, bool multiplies_batches = true,
-              bool runs_tensor_ops = true) {
+              bool runs_tensor_ops = true, bool overlaps_exchanges = true) {
     EXPECT_THAT(members_.Attach({.identity = identity,
                                  .incarnation = 1,
                                  .build_version = "1",
@@ -30,7 +32,8 @@ class StepOperandsTest : public ::testing::Test {
                                  .capacity_bytes = 1 << 20,
                                  .f32_flops_per_second = speed,
                                  .multiplies_batches = multiplies_batches,
-                                 .runs_tensor_ops = runs_tensor_ops}),
+                                 .runs_tensor_ops = runs_tensor_ops,
+                                 .overlaps_exchanges = overlaps_exchanges}),
                 IsOk());
   }
   // Returns a view in which the mesh "m" has these workers.
@@ -132,6 +135,43 @@ TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
   operands[1].donate = false;
   operands[1].described.spec = PartitionSpec({}, {"tp"});
   EXPECT_THAT(refusal(operands), HasSubstr("partial sums"));
+}
+
+TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
+  Attach("new", 1e11);
+  Attach("other", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/true,
+         /*overlaps_exchanges=*/false);
+  EXPECT_TRUE(table_.RatesOf(ViewOf({"new", "new"}), "m").may_overlap);
+  EXPECT_FALSE(table_.RatesOf(ViewOf({"new", "other"}), "m").may_overlap);
+  EXPECT_FALSE(table_.RatesOf(ViewOf({"new", "gone"}), "m").may_overlap);
+  EXPECT_FALSE(AreAlike(table_.RatesOf(ViewOf({"new", "new"}), "m"),
+                        table_.RatesOf(ViewOf({"new", "other"}), "m")))
+      << "a cached plan would serve both";
+  const auto plan_with = [](bool may_overlap) {
+    const auto value = [](const Shape& shape, const PartitionSpec& spec) {
+      return ValueDescriptor{.shape = shape, .spec = spec};
+    };
+    const PartitionSpec by_rows({SpecEntry::Axis("tp"), SpecEntry::None()});
+    const PartitionSpec by_columns({SpecEntry::None(), SpecEntry::Axis("tp")});
+    return *PlanProgram(
+        Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+        {value({4096, 4096}, by_rows), value({4096, 4096}, by_columns)},
+        {.mesh_id = "m",
+         .mesh_revision = 1,
+         .mesh = *Mesh::Parse("tp=2"),
+         .kernels = {.flops_per_second = 5e12, .may_overlap = may_overlap}});
+  };
+  const Plan fused = plan_with(true);
+  ASSERT_TRUE(OverlapsExchanges(fused));
+  const Plan plain = plan_with(false);
+  EXPECT_FALSE(OverlapsExchanges(plain));
+  EXPECT_THAT(CheckWorkersRun(fused, ViewOf({"new", "new"})), IsOk());
+  EXPECT_THAT(CheckWorkersRun(plain, ViewOf({"new", "other"})), IsOk());
+  const absl::Status refused = CheckWorkersRun(fused, ViewOf({"new", "other"}));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("worker \"other\" (rank 1)"), HasSubstr("compile")));
 }
 
 }  // namespace

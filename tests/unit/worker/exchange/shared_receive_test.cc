@@ -70,6 +70,18 @@ class SharedReceiveTest : public ::testing::Test, public SharedReceive::Owner {
     return std::string(received->bytes.data(), received->bytes.size());
   }
 
+  // Looks for a message of four bytes: "none" if there is none, and the error's code otherwise.
+  std::string TryReceive(const Tag& tag) {
+    SharedReceive receive(&mailbox_, 1);
+    const auto received = receive.TryReceive(
+        *ends_[0].channel,
+        {.peer = kPeer, .tag = tag, .epoch = kEpoch, .message_bytes = 4, .signature_hash = kHash},
+        *this);
+    if (!received.ok()) return absl::StatusCodeToString(received.status().code());
+    if (!received->has_value()) return "none";
+    return std::string((*received)->bytes.data(), (*received)->bytes.size());
+  }
+
   ChannelEnd ends_[2];
   Mailbox mailbox_{Mailbox::Options()};
   std::atomic<uint64_t> checked_changes_ = ~uint64_t{0};
@@ -96,6 +108,21 @@ TEST_F(SharedReceiveTest, PassesOnWhatOthersWaitFor) {
   EXPECT_EQ(Receive(TagOf(0, 1)), "four");
   EXPECT_THAT(others_, ElementsAre("late", "past", "more than four", "kind"));
   EXPECT_EQ(received_bytes_, 4);
+}
+
+TEST_F(SharedReceiveTest, TakesWhatIsThereWithoutWaiting) {
+  EXPECT_EQ(TryReceive(TagOf(0, 1)), "none");
+  Send("late", TagOf(0, 2));
+  EXPECT_EQ(TryReceive(TagOf(0, 1)), "none");
+  EXPECT_THAT(others_, ElementsAre("late"));
+  Send("four", TagOf(0, 1), kEpoch, kHash);
+  EXPECT_EQ(TryReceive(TagOf(0, 1)), "four");
+  EXPECT_EQ(received_bytes_, 4);
+  EXPECT_EQ(TryReceive(TagOf(0, 1)), "none");
+  ASSERT_TRUE(Deliver("five", TagOf(0, 3)).ok());
+  EXPECT_EQ(TryReceive(TagOf(0, 3)), "five");
+  mailbox_.Abort(kStep, absl::UnavailableError("the peer is gone"));
+  EXPECT_EQ(TryReceive(TagOf(0, 1)), "UNAVAILABLE");
 }
 
 TEST_F(SharedReceiveTest, TakesAMessageThatCameOverTheStream) {

@@ -318,6 +318,24 @@ TEST_F(FillFromFilesTest, StagesAndReportsTilesAsIfAClientHadPutThem) {
   EXPECT_THAT(worker().store().FindAll("a"), IsOk());
 }
 
+TEST_F(FillFromFilesTest, MakesTilesOfZerosBesideOthers) {
+  const SourceFile file = folder_.Write("m", "headerAAAA", 6);
+  const ArrayDescriptor a = Alone("a", {4});
+  const ArrayDescriptor zeros = Alone("zeros", {3, 5});
+  const ArrayDescriptor none = Alone("none", {0, 3});
+  const ArrayDescriptor large = Alone("large", {3, 1 << 20});
+  FillOrder order = FileOrder({a, zeros, none, large}, file, {6, 0, 0, 0});
+  for (size_t i = 1; i < order.tiles.size(); ++i) order.tiles[i].source = FillZeros();
+  worker().Fill(std::move(order));
+  ASSERT_TRUE(worker().Await(4));
+  EXPECT_THAT(worker().failures(), IsEmpty());
+  EXPECT_EQ(StagedBytes(worker(), a, 0), "AAAA");
+  EXPECT_EQ(StagedBytes(worker(), zeros, 0), std::string(15, '\0'));
+  EXPECT_EQ(StagedBytes(worker(), none, 0), "");
+  EXPECT_EQ(StagedBytes(worker(), large, 0), std::string(3 << 20, '\0'));
+  EXPECT_EQ(worker().filler().counters().file_bytes, 4);
+}
+
 TEST_F(FillFromFilesTest, LargeTilesOfRowsAndColumnsHaveTheirBytes) {
   std::mt19937 random(31);
   const Shape shape = {1'500, 1'201};  // 1.8 MB, no multiple of a piece or a page

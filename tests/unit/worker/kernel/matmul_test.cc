@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -296,6 +297,72 @@ TEST(MatmulTest, ConvertedWeightsAreNotUnpacked) {
   const Matrix rhs(Dtype::kBF16, 64 * 64, 2), floats(Dtype::kF32, 64 * 64, 2);
   EXPECT_FALSE((*kernel.Pack(SpecOf(4, 64, 64, Dtype::kBF16), rhs.bytes))->can_unpack());
   EXPECT_TRUE((*kernel.Pack(SpecOf(4, 64, 64), floats.bytes))->can_unpack());
+}
+
+TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
+  MatmulKernel kernel({.threads = 2});
+  MatmulKernel converting({.threads = 2, .converts_all = true});
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  int compared = 0;
+  for (int round = 0; round < 48; ++round) {
+    const Dtype dtype = round % 2 == 0 ? Dtype::kF32 : Dtype::kBF16;
+    MatmulKernel& used = round % 5 == 0 ? converting : kernel;
+    if (!used.KeepsBitsOfRows(dtype)) continue;
+    ++compared;
+    const auto extent = [&](int64_t most) { return 1 + static_cast<int64_t>(random()) % most; };
+    const MatmulSpec whole = {.m = extent(round % 5 == 0 ? 200 : 40),
+                              .n = round % 7 == 0 ? 1 : extent(100),
+                              .k = extent(round % 4 == 0 ? 3000 : 200),
+                              .lhs_dtype = dtype,
+                              .rhs_dtype = dtype,
+                              .bias_dtype = dtype,
+                              .out_dtype = round % 3 == 0 ? Dtype::kF32 : dtype,
+                              .transpose_rhs = round % 8 < 4,
+                              .has_bias = round % 6 == 0,
+                              .activation = round % 9 == 0 ? Activation::kGelu : Activation::kNone};
+    SCOPED_TRACE(StrCat("m=", whole.m, " n=", whole.n, " k=", whole.k, " ", DtypeName(dtype),
+                        " transpose_rhs ", whole.transpose_rhs));
+    // Sums of these elements depend on the order of additions.
+    const auto fill = [&](Matrix matrix, int64_t elements) {
+      for (int64_t i = 0; i < elements; ++i) matrix.Set(i, static_cast<double>(normal(random)));
+      return matrix;
+    };
+    const Matrix lhs = fill(Matrix(dtype, whole.m * whole.k, 1), whole.m * whole.k);
+    const Matrix rhs = fill(Matrix(dtype, whole.k * whole.n, 2), whole.k * whole.n);
+    const int64_t bias_elements = whole.has_bias ? whole.n : 0;
+    const Matrix bias = fill(Matrix(dtype, bias_elements, 3), bias_elements);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, used.Pack(whole, rhs.bytes));
+    for (const PackedWeights* weights :
+         {static_cast<const PackedWeights*>(nullptr), packed.get()}) {
+      // Computes the product in parts of at most `most` rows.
+      const auto run = [&](int64_t most) {
+        Matrix out(whole.out_dtype, whole.m * whole.n, 4);
+        for (int64_t row = 0; row < whole.m;) {
+          MatmulSpec part = whole;
+          part.m = std::min(whole.m - row, most == whole.m ? most : extent(most));
+          const auto rows_of = [&](auto span, int64_t rows, int64_t columns, Dtype type) {
+            const auto row_bytes = static_cast<size_t>(columns * BitsPerElement(type) / 8);
+            return span.subspan(static_cast<size_t>(row) * row_bytes,
+                                static_cast<size_t>(rows) * row_bytes);
+          };
+          EXPECT_THAT(
+              used.Run(part,
+                       {.lhs = rows_of(absl::MakeConstSpan(lhs.bytes), part.m, whole.k, dtype),
+                        .rhs = rhs.bytes,
+                        .bias = bias.bytes,
+                        .out = rows_of(absl::MakeSpan(out.bytes), part.m, whole.n, whole.out_dtype),
+                        .packed = weights}),
+              IsOk());
+          row += part.m;
+        }
+        return out.bytes;
+      };
+      const std::vector<char> at_once = run(whole.m);
+      ASSERT_TRUE(run(20) == at_once) << (weights == nullptr ? "plain" : "packed");
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of rows";
 }
 
 TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {

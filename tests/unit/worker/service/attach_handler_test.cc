@@ -207,6 +207,9 @@ TEST_F(AttachHandlerTest, OrdersToFillTilesReachTheFillerAndItsFailureTheCoordin
   tile->set_array_descriptor("another array");
   tile->mutable_array()->set_array_descriptor("its source");
   tile->mutable_array()->set_token("token");
+  internal::v1::FillTile* zeros = message.mutable_fill_tiles()->add_tiles();
+  zeros->set_array_descriptor("an array of zeros");
+  zeros->mutable_zeros();
   internal::v1::FillDevices* devices = message.mutable_fill_tiles()->mutable_devices();
   v1::DeviceEndpoint* source = devices->add_sources();
   source->set_rank(1);
@@ -226,7 +229,9 @@ TEST_F(AttachHandlerTest, OrdersToFillTilesReachTheFillerAndItsFailureTheCoordin
   ASSERT_THAT(order.files, SizeIs(1));
   EXPECT_EQ(order.files[0].path, "/data/m.safetensors");
   EXPECT_EQ(order.files[0].modify_time, absl::FromUnixNanos(1'700'000'000'123'456'789));
-  ASSERT_THAT(order.tiles, SizeIs(2));
+  ASSERT_THAT(order.tiles, SizeIs(3));
+  EXPECT_EQ(order.tiles[2].array_descriptor, "an array of zeros");
+  EXPECT_TRUE(std::holds_alternative<FillZeros>(order.tiles[2].source));
   EXPECT_EQ(order.tiles[0].rank, 1);
   EXPECT_EQ(std::get<FileRange>(order.tiles[0].source).offset_bytes, 80);
   EXPECT_EQ(order.tiles[1].array_descriptor, "another array");

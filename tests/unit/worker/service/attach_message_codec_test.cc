@@ -4,16 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "process/crc32c.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/service/attach_fakes.h"
+#include "worker/store/shard_store.h"
+#include "worker/store/state_tile.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -59,6 +63,34 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   EXPECT_EQ(hello.pid(), 12);
   EXPECT_EQ(hello.term(), 3);
   EXPECT_EQ(Encode(WorkerHello{.exchange_port = 9}).hello().exchange_port(), 9);
+  const auto overlaps = [](bool overlaps_exchanges) {
+    const internal::v1::AttachRequest request =
+        Encode(WorkerHello{.overlaps_exchanges = overlaps_exchanges});
+    const auto& features = request.hello().features();
+    return std::count(features.begin(), features.end(), "overlapped_exchanges");
+  };
+  EXPECT_EQ(overlaps(true), 1);
+  EXPECT_EQ(overlaps(false), 0);
+}
+
+TEST(AttachMessageCodecTest, ATileOfStateHasItsStepInPlaceOfAChecksum) {
+  MemoryBudget budget(1 << 16);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store,
+                                 ShardStore::Open({BufferPool::Create(&budget, 0), ""}));
+  const TileDescription tile = {"kv", Dtype::kU8, {4}, {{{0, 4}}}, "descriptor", "transfer"};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(tile, /*durable=*/false));
+  ASSERT_THAT(staged->Append(0, "abcd", Crc32c("abcd")), IsOk());
+  ASSERT_THAT(staged->Finish(std::nullopt), IsOk());
+  ASSERT_THAT(store->Commit({"kv"}), IsOk());
+  internal::v1::HeldTile held = Encode(store->ListInventory("", 10).tiles.front());
+  EXPECT_EQ(held.crc32c(), Crc32c("abcd"));
+  EXPECT_EQ(held.state_step(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StateTilePtr update, store->BeginUpdate("kv", tile.tile, 7));
+  ASSERT_THAT(update->Commit(), IsOk());
+  held = Encode(store->ListInventory("", 10).tiles.front());
+  EXPECT_EQ(held.crc32c(), 0u);
+  EXPECT_EQ(held.state_step(), 7);
+  EXPECT_TRUE(held.committed());
 }
 
 TEST(AttachMessageCodecTest, AStagedTileSaysWhereItLies) {

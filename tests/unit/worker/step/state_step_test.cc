@@ -21,7 +21,7 @@ using ::shardmesh::test::IsOk;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSequences = 2;
-constexpr int64_t kRows = 6;
+constexpr int64_t kCacheRows = 6;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kFeatures = 3;
 
@@ -30,7 +30,7 @@ class StateStepTest : public StepExecutorTest {
  protected:
   void Prepare() {
     StartMesh("x=2");
-    cache_ = Tensor::Random({kSequences, kRows, kHeads, kFeatures}, 1);
+    cache_ = Tensor::Random({kSequences, kCacheRows, kHeads, kFeatures}, 1);
     Put("cache", cache_, SpecOf({"", "", "x", ""}));
   }
 
@@ -74,7 +74,7 @@ class StateStepTest : public StepExecutorTest {
     const auto count = static_cast<int64_t>(positions.size());
     for (int64_t sequence = 0; sequence < kSequences; ++sequence) {
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t to = (sequence * kRows + positions[static_cast<size_t>(i)]) * kRowSize;
+        const int64_t to = (sequence * kCacheRows + positions[static_cast<size_t>(i)]) * kRowSize;
         const int64_t from = (sequence * count + i) * kRowSize;
         for (int64_t e = 0; e < kRowSize; ++e) {
           cache.elements[static_cast<size_t>(to + e)] =
@@ -180,9 +180,9 @@ TEST_P(StateStepTest, TheResultsAreThoseOfTheNewRows) {
     const int64_t sequence = i / (kHeads * kFeatures);
     const int64_t element = i % (kHeads * kFeatures);
     double want = 0;
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < kCacheRows; ++row) {
       want += static_cast<double>(expected.elements[static_cast<size_t>(
-          (sequence * kRows + row) * kHeads * kFeatures + element)]);
+          (sequence * kCacheRows + row) * kHeads * kFeatures + element)]);
     }
     EXPECT_NEAR(static_cast<double>(sum.elements[static_cast<size_t>(i)]), want, 1e-5) << i;
   }

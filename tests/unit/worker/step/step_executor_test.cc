@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "program/collective_choice.h"
+#include "program/fuse_exchanges.h"
 #include "program/plan_forecast.h"
 #include "program/step_plan.h"
 #include "rpc/codec/plan_codec.h"
@@ -312,6 +313,130 @@ TEST_P(StepExecutorTest, AMoveWaitsForARankThatBeginsLateAndBlamesOneThatNeverDo
   EXPECT_EQ(stuck.blamed_identity, "worker-1");
   EXPECT_THAT(std::string(stuck.status.message()), HasSubstr("move regions"));
   rank(1).executor->Abort(2, absl::CancelledError("rank 0 gave up"));
+}
+
+// A target for which all exchanges are slow, and products take about as long if the rate fits.
+PlanTarget Overlapping(PlanTarget target, double flops_per_second, bool may_overlap = true) {
+  target.links.seconds_per_byte = 1e-3;
+  target.kernels.flops_per_second = flops_per_second;
+  target.kernels.may_overlap = may_overlap;
+  return target;
+}
+
+TEST_P(StepExecutorTest, FusedExchangesHaveTheBitsOfThePlainPlan) {
+  StartMesh("x=4");
+  if (!rank(0).kernel.KeepsBitsOfRows(Dtype::kF32)) {
+    GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of rows";
+  }
+  struct Case {
+    int64_t rows;
+    int64_t width;
+    int64_t hidden;
+    CutPoints cuts;
+    double flops_per_second;
+    bool is_scattered;  // a reduce-scatter has no empty parts
+  };
+  // The second one has messages of several frames, of which rows are multiplied as they arrive.
+  const std::vector<Case> cases = {{41, 64, 256, {0, 20, 30, 35, 41}, 2e4, true},
+                                   {1400, 1024, 2048, {}, 2e6, true},
+                                   {3, 64, 64, {0, 3, 3, 3, 3}, 2e4, false}};
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat(c.rows, " rows"));
+    const int64_t id = sequence;
+    operands_.clear();
+    order_.operands.clear();
+    std::vector<CutPoints> input_cuts;
+    if (!c.cuts.empty()) input_cuts = {c.cuts, {}};
+    Put(StrCat("input-", id), Tensor::Random({c.rows, c.width}, 1), SpecOf({"x", ""}), input_cuts);
+    Put(StrCat("up-", id), Tensor::Random({c.hidden, c.width}, 2), SpecOf({"x", ""}));
+    Put(StrCat("down-", id), Tensor::Random({32, c.hidden}, 3), SpecOf({"", "x"}));
+    Put(StrCat("bias-", id), Tensor::Random({c.hidden}, 4), SpecOf({"x"}));
+    ReshardOp by_rows = {.input = 5, .spec = SpecOf({"x", ""})};
+    if (!c.cuts.empty()) by_rows.part_starts = {{c.cuts.begin() + 1, c.cuts.end() - 1}};
+    const Program program = {
+        .operand_count = 4,
+        .ops = {LinearOp{.input = 0, .weight = 1, .bias = 3, .activation = Activation::kGelu},
+                LinearOp{.input = 4, .weight = 2}, by_rows},
+        .outputs = {6}};
+    std::vector<float> plain;
+    for (const bool may_overlap : {false, true}) {
+      SCOPED_TRACE(may_overlap ? "fused" : "plain");
+      {
+        absl::MutexLock lock(&mutex_);
+        results_.clear();
+      }
+      const PlanTarget slow = Overlapping(target(), c.flops_per_second, /*may_overlap=*/false);
+      auto plan = PlanProgram(program, operands_, slow);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      // Both plans have the same layouts, though the planner might choose others for one of them.
+      if (may_overlap) *plan = FuseExchanges(*std::move(plan), slow.links, slow.kernels);
+      ASSERT_EQ(OverlapsExchanges(*plan), may_overlap);
+      if (may_overlap) {
+        EXPECT_TRUE(std::holds_alternative<GatherMatmul>(plan->instructions[0].kind));
+      }
+      if (may_overlap && c.is_scattered) {
+        ASSERT_EQ(plan->instructions.size(), 2U);
+        EXPECT_TRUE(std::holds_alternative<MatmulScatter>(plan->instructions[1].kind));
+      }
+      OrderPlan(++sequence, *plan);
+      RunOnAll();
+      const Tensor out = Assemble();
+      for (DeviceId device = 0; device < mesh().size(); ++device) {
+        const StepResult result = Await(device);
+        EXPECT_EQ(result.sent_bytes, ForecastBytes(device)) << "rank " << device;
+        EXPECT_GE(result.collective_time, absl::ZeroDuration());
+      }
+      if (!may_overlap) {
+        plain = out.elements;
+      } else {
+        ASSERT_EQ(out.elements.size(), plain.size());
+        EXPECT_EQ(std::memcmp(out.elements.data(), plain.data(), plain.size() * sizeof(float)), 0);
+      }
+    }
+  }
+}
+
+TEST_P(StepExecutorTest, RowsInSharedMemoryAreMultipliedWhereTheyAre) {
+  StartMesh("x=2");
+  Put("input", Tensor::Random({700, 1024}, 1), SpecOf({"x", ""}));
+  Put("weight", Tensor::Random({2048, 1024}, 2), SpecOf({"x", ""}));
+  const auto plan =
+      PlanProgram({.operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}},
+                  operands_, Overlapping(target(), 2e6));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(OverlapsExchanges(*plan));
+  OrderPlan(1, *plan);
+  order_.return_literals = false;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    absl::MutexLock lock(&rank(device).mutex);
+    const StepObserver::CollectiveBytes& bytes = rank(device).last_bytes;
+    EXPECT_EQ(bytes.sent, 350 * 1024 * 4);
+    EXPECT_EQ(bytes.copied_to_send, 0);
+    // Frames are collected to groups of rows, unless a frame has the whole group.
+    EXPECT_LE(bytes.copied_received, GetParam() == Transport::kShm ? 0 : 350 * 1024 * 4);
+  }
+}
+
+TEST_P(StepExecutorTest, AFusedExchangeBlamesARankThatNeverBegins) {
+  StartMesh("x=2");
+  Put("input", Tensor::Random({64, 32}, 1), SpecOf({"x", ""}));
+  Put("weight", Tensor::Random({128, 32}, 2), SpecOf({"x", ""}));
+  const auto plan =
+      PlanProgram({.operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}},
+                  operands_, Overlapping(target(), 2e4));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(OverlapsExchanges(*plan));
+  OrderPlan(1, *plan);
+  order_.timeout = absl::Milliseconds(200);
+  Run(0, order_);
+  const StepResult stuck = Await(0);
+  EXPECT_THAT(stuck.status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(stuck.blamed_identity, "worker-1");
+  EXPECT_THAT(std::string(stuck.status.message()), HasSubstr("multiplied as it arrives"));
+  rank(1).executor->Abort(1, absl::CancelledError("rank 0 gave up"));
 }
 
 TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {

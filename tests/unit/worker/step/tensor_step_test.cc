@@ -44,14 +44,14 @@ Input AsLiteral(Input input) {
 }
 
 // A program whose last op's result is compared.
-struct Case {
+struct OpCase {
   std::string name;
   std::vector<Input> inputs;
   std::vector<ProgramOp> ops;
   int64_t result_rank = 0;
 };
 
-std::vector<Case> ElementCases() {
+std::vector<OpCase> ElementCases() {
   const Input rows = Floats({8, 4, 6}, {"x", "", "y"});
   return {
       {"add, broadcast",
@@ -103,7 +103,7 @@ std::vector<Case> ElementCases() {
   };
 }
 
-std::vector<Case> ShapeCases() {
+std::vector<OpCase> ShapeCases() {
   const Input rows = Floats({8, 4, 6}, {"x", "", "y"});
   return {
       {"reshape", {rows}, {ReshapeOp{.input = 0, .shape = {32, 6}}}, 2},
@@ -130,7 +130,7 @@ std::vector<Case> ShapeCases() {
   };
 }
 
-std::vector<Case> TransformerCases() {
+std::vector<OpCase> TransformerCases() {
   const Input heads = Floats({2, 3, 4, 8}, {"", "", "x", ""});
   const Input keys = Floats({2, 5, 2, 8}, {"", "", "x", ""}, 2);
   const Input values = Floats({2, 5, 2, 6}, {"", "", "", ""}, 3);
@@ -163,7 +163,7 @@ std::vector<Case> TransformerCases() {
 class TensorStepTest : public StepExecutorTest {
  protected:
   // Runs the case on the ranks of the mesh, and returns the last result, whole.
-  Tensor Run(int64_t sequence, const Case& each) {
+  Tensor Run(int64_t sequence, const OpCase& each) {
     operands_.clear();
     order_.operands.clear();
     {
@@ -194,12 +194,12 @@ class TensorStepTest : public StepExecutorTest {
   }
 
   // Runs all cases on a mesh.
-  std::vector<Tensor> RunOn(const std::string& mesh, const std::vector<Case>& cases) {
+  std::vector<Tensor> RunOn(const std::string& mesh, const std::vector<OpCase>& cases) {
     TearDown();
     clock_.reset();
     StartMesh(mesh);
     std::vector<Tensor> results;
-    for (const Case& each : cases) {
+    for (const OpCase& each : cases) {
       SCOPED_TRACE(StrCat(each.name, " on ", mesh));
       results.push_back(Run(static_cast<int64_t>(results.size()) + 1, each));
       if (HasFatalFailure()) return results;
@@ -207,7 +207,7 @@ class TensorStepTest : public StepExecutorTest {
     return results;
   }
 
-  void ExpectEqualOnAllMeshes(const std::vector<Case>& cases) {
+  void ExpectEqualOnAllMeshes(const std::vector<OpCase>& cases) {
     const std::vector<Tensor> expected = RunOn("x=1,y=1", cases);
     ASSERT_EQ(expected.size(), cases.size());
     for (const std::string mesh : {"x=2,y=1", "x=2,y=2"}) {
