@@ -226,7 +226,7 @@ class OpSorter {
   }
 
   absl::Status Enter(size_t op) {
-    std::vector<ValueIndex> inputs = ProgramOpInputs(program_.ops[op]);
+    std::vector<ValueIndex> inputs = InputsOfOp(program_.ops[op]);
     const size_t values = program_.operand_count + program_.ops.size();
     for (const ValueIndex input : inputs) {
       if (input < values) continue;
@@ -357,7 +357,7 @@ absl::StatusOr<Types> TypesOf(const Graph& graph, const std::vector<size_t>& ord
   }
   types.resize(graph.operands.size() + order.size());
   for (const size_t op : order) {
-    const std::vector<ValueIndex> inputs = ProgramOpInputs(graph.program.ops[op]);
+    const std::vector<ValueIndex> inputs = InputsOfOp(graph.program.ops[op]);
     std::vector<TensorType> input_types;
     for (const ValueIndex input : inputs) {
       if (types[input].has_value()) input_types.push_back(*types[input]);
@@ -397,25 +397,6 @@ absl::StatusOr<size_t> FindOperand(const Graph& graph, std::string_view name) {
 
 absl::StatusOr<size_t> FindOutput(const Graph& graph, std::string_view name) {
   return Find(graph.outputs, name, "output");
-}
-
-std::string_view ProgramOpName(const ProgramOp& op) {
-  struct Visitor {
-    std::string_view operator()(const LinearOp& /*op*/) const { return "linear"; }
-    std::string_view operator()(const MatmulOp& /*op*/) const { return "matmul"; }
-    std::string_view operator()(const CollectiveOp& collective) const {
-      return CollectiveKindName(collective.kind);
-    }
-    std::string_view operator()(const ReshardOp& /*op*/) const { return "reshard"; }
-    std::string_view operator()(const TensorOp& tensor) const { return TensorOpName(tensor); }
-  };
-  return std::visit(Visitor{}, op);
-}
-
-std::vector<ValueIndex> ProgramOpInputs(const ProgramOp& op) {
-  std::vector<ValueIndex> inputs;
-  ForEachProgramInput(op, [&](ValueIndex input) { inputs.push_back(input); });
-  return inputs;
 }
 
 ProgramOp WithProgramOpInputs(ProgramOp op, absl::Span<const ValueIndex> inputs) {

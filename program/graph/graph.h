@@ -53,12 +53,7 @@ struct Graph {
 absl::StatusOr<size_t> FindOperand(const Graph& graph, std::string_view name);
 absl::StatusOr<size_t> FindOutput(const Graph& graph, std::string_view name);
 
-// Returns the name of an op for messages: "linear", "matmul", "all-reduce", "reshard", "rms-norm".
-std::string_view ProgramOpName(const ProgramOp& op);
-
-// Returns the values that an op reads, each as often as the op has it, in the order of the fields.
-std::vector<ValueIndex> ProgramOpInputs(const ProgramOp& op);
-// Returns the op with other inputs: those of `inputs`, in the order of ProgramOpInputs(op).
+// Returns the op with other inputs: those of `inputs`, in the order of InputsOfOp(op).
 // Requires as many of them.
 ProgramOp WithProgramOpInputs(ProgramOp op, absl::Span<const ValueIndex> inputs);
 
@@ -67,7 +62,7 @@ ProgramOp WithProgramOpInputs(ProgramOp op, absl::Span<const ValueIndex> inputs)
 // dimension that its axes partition.
 bool ResultShapeNeedsMesh(const ProgramOp& op);
 
-// Returns the type of an op's result. `inputs` are the types of ProgramOpInputs(op), in this order.
+// Returns the type of an op's result. `inputs` are the types of InputsOfOp(op), in this order.
 // If ResultShapeNeedsMesh(op), returns the type of the input, which is the result's unless an axis
 // of the collective partitions the input.
 //

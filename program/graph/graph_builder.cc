@@ -198,7 +198,7 @@ GraphValue GraphBuilder::Op(ProgramOp op, absl::Span<const GraphValue> inputs) {
                                   {{fact::kLimit, kMaxProgramSize}}),
                   name, inputs);
   }
-  if (const size_t wanted = ProgramOpInputs(op).size(); wanted != inputs.size()) {
+  if (const size_t wanted = InputsOfOp(op).size(); wanted != inputs.size()) {
     return FailOp(InvalidArgument(Reason::kBadField, StrCat("the op reads ", wanted, " values; ",
                                                             inputs.size(), " are given")),
                   name, inputs);
@@ -522,7 +522,7 @@ absl::StatusOr<Graph> GraphBuilder::Build() const {
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     if (node.op.has_value()) {
-      std::vector<ValueIndex> inputs = ProgramOpInputs(*node.op);
+      std::vector<ValueIndex> inputs = InputsOfOp(*node.op);
       for (ValueIndex& input : inputs) input = numbers[input];
       program.ops.push_back(WithProgramOpInputs(*node.op, inputs));
       numbers[i] = next_op++;

@@ -223,7 +223,7 @@ class GraphBuilder {
                            Reduction reduction = Reduction::kSum);
 
   // An op in the terms of program/program.h. Its inputs are `inputs`, in the order of
-  // ProgramOpInputs; the numbers in `op` are ignored.
+  // InputsOfOp; the numbers in `op` are ignored.
   GraphValue Op(ProgramOp op, absl::Span<const GraphValue> inputs);
 
   // When the step commits, `state` gets the elements of `value`, which has the same type and shape.

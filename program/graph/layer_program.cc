@@ -194,7 +194,7 @@ std::vector<ValueIndex> PrepareOperands(const LayerCall& call, const LinearLayer
 std::vector<ValueIndex> AddLoweredOps(const Program& lowered, std::vector<ValueIndex> values,
                                       LayerProgramBuilder& builder) {
   for (const ProgramOp& op : lowered.ops) {
-    std::vector<ValueIndex> inputs = ProgramOpInputs(op);
+    std::vector<ValueIndex> inputs = InputsOfOp(op);
     for (ValueIndex& input : inputs) input = values[input];
     values.push_back(builder.Add(WithProgramOpInputs(op, inputs)));
   }

@@ -84,7 +84,7 @@ TEST(GraphBuilderTest, MakesConstantsOfNumbers) {
   EXPECT_EQ(constant(2), (Literal{Dtype::kBF16, {}, std::string("\x80\x3f", 2)}));
   EXPECT_EQ(constant(4), (Literal{Dtype::kI32, {}, std::string("\1\0\0\0", 4)}));
   // 1 - x reads the constant first.
-  EXPECT_THAT(ProgramOpInputs(graph->program.ops[3]), ElementsAre(4, 0));
+  EXPECT_THAT(InputsOfOp(graph->program.ops[3]), ElementsAre(4, 0));
 }
 
 TEST(GraphBuilderTest, RefusesNumbersThatTheTypeLacks) {
