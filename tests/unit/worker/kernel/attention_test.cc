@@ -10,7 +10,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/kernel/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::StatusIs;
@@ -233,4 +233,4 @@ TEST(AttentionTest, BlocksNeedMemoryOfThePool) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test
