@@ -8,10 +8,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "status/status_macros.h"
+#include "worker/kernel/float_block.h"
 #include "worker/kernel/op_kernels.h"
 #include "worker/kernel/pieces.h"
 #include "worker/kernel/reduce_loops.h"
-#include "worker/kernel/wide_block.h"
 
 namespace shardmesh::worker {
 namespace {

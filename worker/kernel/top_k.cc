@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "worker/kernel/float_block.h"
 #include "worker/kernel/op_kernels.h"
 #include "worker/kernel/pieces.h"
-#include "worker/kernel/wide_block.h"
 
 namespace shardmesh::worker {
 namespace {
