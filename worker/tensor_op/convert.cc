@@ -4,7 +4,6 @@
 #include "worker/kernel/float_block.h"
 #include "worker/kernel/pieces.h"
 #include "worker/tensor_op/op_kernels.h"
-#include "worker/tensor_op/wide_block.h"
 
 namespace shardmesh::worker {
 namespace {

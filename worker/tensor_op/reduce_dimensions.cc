@@ -8,10 +8,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "status/status_macros.h"
+#include "worker/kernel/float_block.h"
 #include "worker/kernel/pieces.h"
 #include "worker/kernel/reduce_loops.h"
 #include "worker/tensor_op/op_kernels.h"
-#include "worker/tensor_op/wide_block.h"
 
 namespace shardmesh::worker {
 namespace {

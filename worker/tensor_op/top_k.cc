@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "worker/kernel/float_block.h"
 #include "worker/kernel/pieces.h"
 #include "worker/tensor_op/op_kernels.h"
-#include "worker/tensor_op/wide_block.h"
 
 namespace shardmesh::worker {
 namespace {

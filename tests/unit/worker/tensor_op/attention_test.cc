@@ -10,7 +10,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::StatusIs;
@@ -205,7 +205,7 @@ TEST(AttentionTest, NothingToSeeIsZero) {
   for (const double value : ValuesOf(RunOp(AttentionOp{}, no_rows))) EXPECT_EQ(value, 0);
   const AttentionCase no_features = {.rows = 3, .features = 0};
   const std::vector<TestTile> inputs = AttentionInputs(Dtype::kF32, no_features);
-  ExpectClose(RunOp(AttentionOp{}, inputs), PlainAttention({}, no_features, inputs), 4);
+  ExpectClose(RunOp(AttentionOp{}, inputs), PlainAttention({}, no_features, inputs), 4, 1);
   EXPECT_EQ(RunOp(AttentionOp{}, AttentionInputs(Dtype::kF32, {.batch = 0})).size(), 0u);
   EXPECT_EQ(RunOp(AttentionOp{}, AttentionInputs(Dtype::kF32, {.value_features = 0})).size(), 0u);
 }
@@ -233,4 +233,4 @@ TEST(AttentionTest, BlocksNeedMemoryOfThePool) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

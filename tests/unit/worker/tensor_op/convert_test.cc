@@ -7,7 +7,7 @@
 
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 constexpr Dtype kConvertedTypes[] = {Dtype::kF64, Dtype::kF32, Dtype::kBF16, Dtype::kF16,
@@ -118,4 +118,4 @@ TEST(ConvertTest, NoElementsAndMany) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -12,7 +12,7 @@
 #include "tests/unit/worker/tensor_op/op_run.h"
 #include "worker/tensor_op/map_loops.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::OnEachInstructionSet;
@@ -250,4 +250,4 @@ TEST(MapTest, ALargeOneEndsWithItsAbort) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -9,7 +9,7 @@
 #include "tests/testing/instruction_sets.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::OnEachInstructionSet;
@@ -120,4 +120,4 @@ TEST(NormTest, AllInstructionSetsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -23,7 +23,7 @@
 #include "worker/kernel/matmul.h"
 #include "worker/tensor_op/tensor_ops.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 
 inline constexpr Dtype kShortFloats[] = {Dtype::kF32, Dtype::kBF16, Dtype::kF16};
 
@@ -216,6 +216,6 @@ inline void ExpectClose(const TestTile& have, const std::vector<double>& expecte
   }
 }
 
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test
 
 #endif  // SHARDMESH_TESTS_UNIT_WORKER_TENSOR_OP_OP_RUN_H_

@@ -10,7 +10,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::OnEachInstructionSet;
@@ -154,4 +154,4 @@ TEST(ReduceDimensionsTest, AllInstructionSetsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -8,7 +8,7 @@
 #include "tests/testing/instruction_sets.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::OnEachInstructionSet;
@@ -113,4 +113,4 @@ TEST(RotaryTest, AllInstructionSetsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -5,7 +5,7 @@
 
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 TEST(RowsTest, AnIdOutsideTheTableGivesZeros) {
@@ -91,4 +91,4 @@ TEST(RowsTest, UpdatesOfNothing) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -10,7 +10,7 @@
 #include "tests/testing/instruction_sets.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::OnEachInstructionSet;
@@ -119,4 +119,4 @@ TEST(SoftmaxTest, AllInstructionSetsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

@@ -6,7 +6,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 using ::shardmesh::test::kInvalid;
@@ -37,4 +37,4 @@ TEST(TensorOpsTest, RefusesTilesThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test

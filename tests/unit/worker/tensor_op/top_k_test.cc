@@ -9,7 +9,7 @@
 
 #include "tests/unit/worker/tensor_op/op_run.h"
 
-namespace shardmesh::worker::test {
+namespace shardmesh::worker::op_test {
 namespace {
 
 std::vector<size_t> PlainOrder(const std::vector<double>& row) {
@@ -81,4 +81,4 @@ TEST(TopKTest, NoRows) {
 }
 
 }  // namespace
-}  // namespace shardmesh::worker::test
+}  // namespace shardmesh::worker::op_test
