@@ -51,6 +51,14 @@ void Encode(const PlanForecast& forecast, const MeasuredRates& measured, v1::Com
 // `kernels`: the rates by which the candidate was planned.
 void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::PlanCandidate* to);
 
+// Converts a step's answer for an RPC whose program has one result.
+template <typename Response>
+void EncodeSingle(v1::ExecuteResponse answer, Response* response) {
+  *response->mutable_output() = std::move(*answer.mutable_outputs(0));
+  response->set_sequence(answer.sequence());
+  *response->mutable_timings() = std::move(*answer.mutable_timings());
+}
+
 }  // namespace shardmesh::server
 
 #endif  // SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_

@@ -81,14 +81,6 @@ class StepReactor final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<PendingStep> step_ = std::make_shared<PendingStep>();
 };
 
-// Converts a step's answer for an RPC whose program has one result.
-template <typename Response>
-void FillSingle(v1::ExecuteResponse answer, Response* response) {
-  *response->mutable_output() = std::move(*answer.mutable_outputs(0));
-  response->set_sequence(answer.sequence());
-  *response->mutable_timings() = std::move(*answer.mutable_timings());
-}
-
 #define SHARDMESH_MESSAGES(method) v1::ComputeService::WithCallbackMethod_##method
 using ComputeServiceBase = WithMethods<
     v1::ComputeService::Service, v1::ComputeService::WithRawCallbackMethod_ExecuteStream,
@@ -151,20 +143,21 @@ class ComputeService final : public ComputeServiceBase {
                                    v1::LinearResponse* response) override {
     return StartCall<v1::LinearResponse>(
         context, "Linear", server::Decode(*request), response,
-        request->has_layer() ? EncodeParts : FillSingle<v1::LinearResponse>);
+        request->has_layer() ? EncodeParts : EncodeSingle<v1::LinearResponse>);
   }
 
   grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context,
                                    const v1::MatmulRequest* request,
                                    v1::MatmulResponse* response) override {
-    return Start<v1::MatmulResponse>(context, "Matmul", AsExecute(*request), response, FillSingle);
+    return Start<v1::MatmulResponse>(context, "Matmul", AsExecute(*request), response,
+                                     EncodeSingle);
   }
 
   grpc::ServerUnaryReactor* Collective(grpc::CallbackServerContext* context,
                                        const v1::CollectiveRequest* request,
                                        v1::CollectiveResponse* response) override {
     return Start<v1::CollectiveResponse>(context, "Collective", AsExecute(*request), response,
-                                         FillSingle);
+                                         EncodeSingle);
   }
 
  private:
