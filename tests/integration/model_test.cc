@@ -258,11 +258,31 @@ TEST_F(ModelCommandTest, AConfigurationThatDoesNotMatchItsTensorsNamesTheTensor)
   EXPECT_THAT(result.err, HasSubstr("lacks the tensor \"model.layers.2.input_layernorm.weight\""));
   // Nothing was put.
   EXPECT_EQ(cluster_->Run({"ls", "--output", "name"}).out, "");
+}
 
-  std::ofstream(path) << config;
-  result = cluster_->Run({"embed", "--model", folder_, "--tokens", "1"});
+TEST_F(ModelCommandTest, AModelIsNotLoadedForArgumentsThatDoNotFitIt) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  CommandResult result = cluster_->Run({"embed", "--model", folder_, "--tokens", "1"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("is a Llama-shaped decoder, which generates tokens; use"));
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens", "256"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has the token 256; the model's tokens are 0 to 255"));
+  // A file that cannot be written is found before the model is loaded and the steps run.
+  const std::string nowhere = cluster_->folder() + "/none/x.npy";
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", "--model", folder_, "--tokens", "1", "--logits",
+                                 nowhere},
+        std::vector<std::string>{"embed", "--model", folder_, "--tokens", "1", "--out", nowhere}}) {
+    result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(nowhere));
+  }
+  EXPECT_EQ(cluster_->Run({"ls", "--output", "name"}).out, "");
+
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1", "--max-new", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
   result = cluster_->Run({"generate", "--model", "tiny", "--tokens", "256"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("has the token 256; the model's tokens are 0 to 255"));

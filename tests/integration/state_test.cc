@@ -89,6 +89,16 @@ TEST_F(StateTest, AHundredStepsOfOneStreamUpdateACounter) {
   EXPECT_THAT(Count(), IsOkAndHolds(testing::Each(101.0F)));
 }
 
+TEST_F(StateTest, ListsShowThatStepsUpdateAnArray) {
+  StartCluster();
+  EXPECT_THAT(cluster_->Run({"ls"}).out, testing::Not(testing::HasSubstr("steps update it")));
+  ASSERT_EQ(RunIncrements(1), 1);
+  EXPECT_THAT(cluster_->Run({"ls"}).out, testing::HasSubstr("available, steps update it"));
+  EXPECT_THAT(cluster_->Run({"describe", "count"}).out, testing::HasSubstr("; steps update it"));
+  EXPECT_THAT(cluster_->Run({"ls", "--output", "json"}).out,
+              testing::HasSubstr("\"is_state\": true"));
+}
+
 TEST_F(StateTest, TilesOnDiskBecomeStateInMemory) {
   StartCluster(/*durable=*/true);
   EXPECT_EQ(RunIncrements(3), 3);

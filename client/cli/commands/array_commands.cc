@@ -119,6 +119,7 @@ Json ArrayJson(const Array& array) {
           {"mesh", array.descriptor.mesh_id},
           {"size_bytes", array.size_bytes},
           {"state", std::string(StateName(array.state))},
+          {"is_state", array.is_state},
           {"missing_ranks", array.missing_ranks},
           {"repair", RepairJson(array.repair)},
           {"replicas", ReplicasJson(array.replicas)},
@@ -1014,6 +1015,7 @@ std::string StateOf(const Array& array) {
       array.replicas->complete < array.replicas->wanted) {
     StrAppend(&text, ", ", FormatReplicaCount(*array.replicas));
   }
+  if (array.is_state) StrAppend(&text, ", steps update it");
   return text;
 }
 
@@ -1415,7 +1417,10 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
     std::cout << "corrected   " << correction.ToString(array.descriptor.mesh) << "\n";
   }
   std::cout << "state       " << StateName(array.state) << ", "
-            << FormatDurability(array.durability) << "\n";
+            << FormatDurability(array.durability)
+            << (array.is_state ? "; steps update it, and save, reshard and repair leave it out"
+                               : "")
+            << "\n";
   if (array.replicas.has_value()) {
     std::cout << "replicas    " << FormatReplicas(*array.replicas) << "\n";
   }
