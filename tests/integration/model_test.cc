@@ -20,6 +20,8 @@
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
+#include "client/models/model_config.h"
+#include "client/models/model_weights.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tensor/safetensors.h"
@@ -161,8 +163,9 @@ TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
   ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
   const std::vector<int64_t> expected =
       PlainLlama(kTinyLlama, ReadTensors(folder_)).Greedy({1, 2, 3}, 5);
-  CommandResult result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3",
-                                        "--tokens", "9", "--max-new", "5", "--as", "small"});
+  CommandResult result =
+      cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3", "--tokens", "9",
+                     "--max-new", "5", "--mesh", "default", "--as", "small"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(StrCat(StrJoin(expected, ","), "\n")));
   EXPECT_THAT(result.out, HasSubstr("tokens/s"));
@@ -201,6 +204,24 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
   EXPECT_EQ(std::count(line.begin(), line.end(), ','), 63) << result.out;
+}
+
+TEST_F(ModelCommandTest, MakesFoldersOfModelsOfAnySize) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=1"));
+  const CommandResult made = cluster_->Run({"make-checkpoint", "--like", "llama", "--size", "40MiB",
+                                            "--dtype", "BF16", "--folder", "--out", folder_});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ModelConfig config,
+                                 client::ReadModelConfig(folder_ + "/config.json"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto weights,
+                                 client::WeightsOf(config, client::ModelAxis()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file,
+                                 SafetensorsFile::Open(folder_ + "/model.safetensors"));
+  std::vector<client::StoredTensor> tensors;
+  for (const SafetensorsTensor& tensor : file.header().tensors()) {
+    tensors.push_back({tensor.name, tensor.dtype, {tensor.shape.begin(), tensor.shape.end()}});
+  }
+  EXPECT_THAT(client::CheckModelWeights(folder_, weights, tensors), IsOkAndHolds(Dtype::kBF16));
 }
 
 TEST_F(ModelCommandTest, RefusalsNameWhatDoesNotFit) {
