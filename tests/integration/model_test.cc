@@ -1,6 +1,7 @@
 // Transformers on clusters, compared with plain computations of the same checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cli/local/child_process.h"
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
@@ -204,6 +206,35 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
   EXPECT_EQ(std::count(line.begin(), line.end(), ','), 63) << result.out;
+}
+
+TEST_F(ModelCommandTest, AnInterruptedRunReleasesItsCachesAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  ASSERT_NO_FATAL_FAILURE(Load());
+  const auto unnamed = [&] {
+    const auto arrays = cluster_->client().arrays().ListArrays("", true);
+    EXPECT_THAT(arrays, IsOk());
+    return arrays.ok() ? std::count_if(arrays->begin(), arrays->end(),
+                                       [](const client::Array& each) { return each.name.empty(); })
+                       : -1;
+  };
+  ASSERT_EQ(unnamed(), 0);
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "generate", "--model=tiny", "--max-new=500",
+                     "--address=" + cluster_->address()};
+  for (int i = 0; i < 100; ++i) options.command.push_back("--tokens=1,2,3,4,5,6,7,8");
+  options.log_path = cluster_->folder() + "/generate.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess process,
+                                 client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return unnamed() > 0; })) << client::ReadLog(options.log_path);
+  ASSERT_THAT(client::SendSignal(process.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(process.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_THAT(process.Ended(), ::testing::Optional(HasSubstr("was killed by signal 2")));
+  EXPECT_THAT(client::ReadLog(options.log_path),
+              HasSubstr("shardmesh: interrupted: the model stays loaded, and nothing else"));
+  // The session would expire after 30 seconds.
+  EXPECT_TRUE(Eventually([&] { return unnamed() == 0; }, absl::Seconds(15)));
 }
 
 TEST_F(ModelCommandTest, MakesFoldersOfModelsOfAnySize) {

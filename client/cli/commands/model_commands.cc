@@ -81,13 +81,18 @@ std::function<void()> RemovalOfParts(const std::string& path) {
   return [path] { RemoveTemporaryFilesOf(path); };
 }
 
-// From here on, a signal ends the program at once, after it removed the unfinished file of `path`.
-void GuardFileOnly(std::optional<Interruption>& interruption, const std::string& path,
-                   OutputForm output) {
+// From here on, a signal ends the program. Before that, the unfinished file of `path` is removed,
+// and the session is closed: the caches of the run would otherwise stay until it expires. `client`
+// outlives the interruption.
+void GuardRun(std::optional<Interruption>& interruption, MeshClient* client,
+              const std::string& path, OutputForm output) {
   interruption.reset();
-  if (!path.empty()) {
-    interruption.emplace("no unfinished file is left", output, RemovalOfParts(path));
-  }
+  interruption.emplace(
+      path.empty() ? "the model stays loaded, and nothing else" : "no unfinished file is left",
+      output, [client, path] {
+        if (!path.empty()) RemoveTemporaryFilesOf(path);
+        client->CloseSession();
+      });
 }
 
 // Checks that the file can be written, before a model is loaded or a step runs, which may take
@@ -207,7 +212,7 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
           invocation, client.get(), flags.model,
           [&](const LoadedModel& unloaded) { return CheckSentences(unloaded, sentences); },
           &*interruption, end));
-  GuardFileOnly(interruption, flags.path, invocation.output);
+  GuardRun(interruption, client.get(), flags.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
                              EmbedSentences(client.get(), model, sentences, Until(end)));
   if (!flags.path.empty()) {
@@ -278,7 +283,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
           invocation, client.get(), flags.model,
           [&](const LoadedModel& unloaded) { return CheckPrompts(unloaded, prompts, options); },
           &*interruption, end));
-  GuardFileOnly(interruption, flags.logits_path, invocation.output);
+  GuardRun(interruption, client.get(), flags.logits_path, invocation.output);
   absl::StatusOr<Generation> generation;
   {
     ProgressBar bar("generating", invocation.quiet);
