@@ -14,17 +14,29 @@
 namespace shardmesh::client {
 namespace {
 
-// More sentences gain no speed, and the answer stays far below the limit for literals.
+// More sentences gain no speed.
 constexpr size_t kMaxSentencesOfStep = 64;
 constexpr int64_t kSmallestLength = 16;
+
+// Returns the number of tokens to which these sentences are padded.
+int64_t PaddedLength(absl::Span<const std::vector<int32_t>> sentences, const BertConfig& config) {
+  const int64_t longest = LongestOf(sentences);
+  return std::max(longest, std::min(RoundUpLength(longest, kSmallestLength), config.max_positions));
+}
+
+// Returns how many of the first sentences one step takes: their tokens, and their embeddings, must
+// fit into literals.
+size_t SentencesOfStep(absl::Span<const std::vector<int32_t>> sentences, const BertConfig& config) {
+  const auto candidates = sentences.subspan(0, kMaxSentencesOfStep);
+  const int64_t columns = std::max(PaddedLength(candidates, config), config.hidden_size);
+  return std::min(candidates.size(), static_cast<size_t>(RowsOfLiteral(columns)));
+}
 
 // Runs one step, and adds its embeddings to `result`.
 absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const BertConfig& config,
                         absl::Span<const std::vector<int32_t>> sentences,
                         const CallOptions& options, SentenceEmbeddings& result) {
-  const int64_t longest = LongestOf(sentences);
-  const int64_t length =
-      std::max(longest, std::min(RoundUpLength(longest, kSmallestLength), config.max_positions));
+  const int64_t length = PaddedLength(sentences, config);
   const auto count = static_cast<int64_t>(sentences.size());
   SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, BertEmbedding(config, count, length, model.dtype));
   const TokenBatch batch = PadTokens(sentences, length);
@@ -45,16 +57,23 @@ absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const Bert
 
 }  // namespace
 
+absl::Status CheckSentences(const LoadedModel& model,
+                            absl::Span<const std::vector<int32_t>> sentences) {
+  SHARDMESH_ASSIGN_OR_RETURN(const BertConfig config, BertConfigOf(model));
+  return CheckTokens(sentences, config.vocabulary_size, config.max_positions, 0);
+}
+
 absl::StatusOr<SentenceEmbeddings> EmbedSentences(MeshClient* client, const LoadedModel& model,
                                                   absl::Span<const std::vector<int32_t>> sentences,
                                                   const CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(CheckSentences(model, sentences));
   SHARDMESH_ASSIGN_OR_RETURN(const BertConfig config, BertConfigOf(model));
-  SHARDMESH_RETURN_IF_ERROR(
-      CheckTokens(sentences, config.vocabulary_size, config.max_positions, 0));
   SentenceEmbeddings result;
-  for (size_t first = 0; first < sentences.size(); first += kMaxSentencesOfStep) {
-    SHARDMESH_RETURN_IF_ERROR(EmbedBatch(
-        client, model, config, sentences.subspan(first, kMaxSentencesOfStep), options, result));
+  while (!sentences.empty()) {
+    const size_t count = SentencesOfStep(sentences, config);
+    SHARDMESH_RETURN_IF_ERROR(
+        EmbedBatch(client, model, config, sentences.subspan(0, count), options, result));
+    sentences.remove_prefix(count);
   }
   return result;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
@@ -19,6 +20,11 @@ struct SentenceEmbeddings {
   std::vector<std::vector<float>> embeddings;
   std::vector<StepTimings> steps;  // of at most 64 sentences each
 };
+
+// Checks what EmbedSentences checks before it asks the cluster: of `model`, the name and the
+// configuration. Errors are those of EmbedSentences.
+absl::Status CheckSentences(const LoadedModel& model,
+                            absl::Span<const std::vector<int32_t>> sentences);
 
 // Embeds sentences, each a list of tokens, by a model of the kind BertConfig. Special tokens are
 // the caller's: a sentence of all-MiniLM-L6-v2 begins with 101 and ends with 102. `options` limit

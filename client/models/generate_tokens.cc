@@ -17,6 +17,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/literal.h"
 
 namespace shardmesh::client {
 namespace {
@@ -39,8 +40,13 @@ class Decoder {
         generate_options_(generate_options),
         options_(options) {}
   ~Decoder() {
+    for (const auto& [number, step] : early_) Hold(step);
+    if (held_.empty()) return;
+    // A run that was cancelled releases its arrays, too.
+    CallOptions options = options_;
+    options.cancellation = nullptr;
     // The session would release them at its end, too: an error here changes no result.
-    if (!held_.empty()) client_->arrays().ReleaseArrays(held_, options_).IgnoreError();
+    client_->arrays().ReleaseArrays(held_, options).IgnoreError();
   }
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
@@ -74,8 +80,14 @@ class Decoder {
     PutOptions put_options;
     put_options.mesh = model_.mesh_id;
     put_options.reuse = false;
-    SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
-                               client_->arrays().PutTensors(tensors, put_options, options_));
+    const absl::StatusOr<PutResult> made =
+        client_->arrays().PutTensors(tensors, put_options, options_);
+    if (!made.ok()) {
+      return WithContext(made.status(),
+                         StrCat("making the caches of keys and values, of ", batch_.sequences,
+                                " sequences with ", batch_.capacity, " tokens each"));
+    }
+    const PutResult& put = *made;
     for (size_t i = 0; i < state.size(); ++i) {
       const std::string& array_id = put.arrays[i].descriptor.array_id;
       held_.push_back(array_id);
@@ -148,8 +160,15 @@ class Decoder {
     }
   }
 
+  void Hold(const StepResult& step) {
+    for (const StepOutput& output : step.outputs) {
+      held_.push_back(output.array.descriptor.array_id);
+    }
+  }
+
   // Takes the tokens of a step.
   absl::Status Take(const Graph& graph, const StepResult& step) {
+    Hold(step);
     SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const next, FindOutput(graph, step, "next"));
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, Int32sOf(*next));
     if (tokens.size() != result_.tokens.size()) {
@@ -169,9 +188,6 @@ class Decoder {
       result_.logits.push_back(std::move(rows));
     }
     if (generate_options_.on_tokens != nullptr) generate_options_.on_tokens(tokens);
-    for (const StepOutput& output : step.outputs) {
-      held_.push_back(output.array.descriptor.array_id);
-    }
     return held_.size() < state_count_ + kMaxHeldResults ? absl::OkStatus() : ReleaseResults();
   }
 
@@ -203,12 +219,39 @@ class Decoder {
   Generation result_;
 };
 
+// Checks that the prompts, and the logits of a step, fit into literals.
+absl::Status CheckLiterals(const LlamaConfig& config,
+                           absl::Span<const std::vector<int32_t>> prompts, bool gives_logits) {
+  const auto count = static_cast<int64_t>(prompts.size());
+  const auto element_bytes = static_cast<int64_t>(sizeof(int32_t));
+  const int64_t length = RoundUpLength(LongestOf(prompts), kSmallestLength);
+  if (const int64_t bytes = count * length * element_bytes; bytes > kMaxLiteralBytes) {
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat(count, " prompts, padded to ", length, " tokens, take ", bytes,
+               " bytes; a step takes at most ", kMaxLiteralBytes, ": give fewer or shorter ones"),
+        {{fact::kField, "prompts"}, {fact::kHave, bytes}, {fact::kLimit, kMaxLiteralBytes}});
+  }
+  // A step also returns the token of each sequence.
+  const int64_t row_bytes = (config.vocabulary_size + 1) * element_bytes;
+  if (const int64_t bytes = count * row_bytes; gives_logits && bytes > kMaxLiteralBytes) {
+    const int64_t most = kMaxLiteralBytes / row_bytes;
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat("a step would return ", bytes, " bytes, logits of ", config.vocabulary_size,
+               " tokens for each of ", count, " prompts; it returns at most ", kMaxLiteralBytes,
+               ": ",
+               most > 0 ? StrCat("give at most ", most, " prompts, or ask for no logits")
+                        : std::string("ask for no logits")),
+        {{fact::kField, "prompts"}, {fact::kHave, bytes}, {fact::kLimit, kMaxLiteralBytes}});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
-                                          absl::Span<const std::vector<int32_t>> prompts,
-                                          const GenerateOptions& generate_options,
-                                          const CallOptions& options) {
+absl::Status CheckPrompts(const LoadedModel& model, absl::Span<const std::vector<int32_t>> prompts,
+                          const GenerateOptions& generate_options) {
   SHARDMESH_ASSIGN_OR_RETURN(const LlamaConfig config, LlamaConfigOf(model));
   if (generate_options.max_new_tokens < 1) {
     return InvalidArgument(
@@ -225,6 +268,15 @@ absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel&
   }
   SHARDMESH_RETURN_IF_ERROR(CheckTokens(prompts, config.vocabulary_size, config.max_positions,
                                         generate_options.max_new_tokens));
+  return CheckLiterals(config, prompts, generate_options.gives_logits);
+}
+
+absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
+                                          absl::Span<const std::vector<int32_t>> prompts,
+                                          const GenerateOptions& generate_options,
+                                          const CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(CheckPrompts(model, prompts, generate_options));
+  SHARDMESH_ASSIGN_OR_RETURN(const LlamaConfig config, LlamaConfigOf(model));
   return Decoder(client, model, config, generate_options, options).Run(prompts);
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -38,15 +39,22 @@ struct Generation {
   StepTimings decode;  // of the last of these steps
 };
 
+// Checks what GenerateTokens checks before it asks the cluster: of `model`, the name and the
+// configuration. Errors are those of GenerateTokens.
+absl::Status CheckPrompts(const LoadedModel& model, absl::Span<const std::vector<int32_t>> prompts,
+                          const GenerateOptions& generate_options);
+
 // Generates tokens by a model of the kind LlamaConfig: of each step, the token with the largest
 // logit. All prompts, 1 to 256, make one batch. Keys and values of earlier tokens stay on the
 // workers, in arrays without a name that are released at the end. Steps follow each other without
-// the client; those after a stop token are cancelled. `options` limit the step of the prompts, and
+// the client; those after a stop token are cancelled. A small result of a step that committed all
+// the same may stay until the session ends. `options` limit the step of the prompts, and
 // all further steps together.
 //
 // Errors are INVALID_ARGUMENT: BAD_FIELD for an empty prompt, a token that is not in the
 // vocabulary, or a model of another kind; LIMIT_EXCEEDED for a prompt that is, with the new tokens,
-// longer than max_positions, and for too many prompts. Also errors of ArrayClient::PutTensors,
+// longer than max_positions, for too many prompts, and for prompts or logits of a step that take
+// more than kMaxLiteralBytes. Also errors of ArrayClient::PutTensors,
 // ComputeClient::Execute and StepStream::Next.
 absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
                                           absl::Span<const std::vector<int32_t>> prompts,

@@ -54,7 +54,7 @@ std::vector<LlamaState> LlamaStateOf(const LlamaConfig& config, const LlamaBatch
 // The graph of decoding takes its tokens and positions from the state: steps follow each other
 // without another operand.
 //
-// Errors of GraphBuilder::Build: LIMIT_EXCEEDED for a model of more than about 45 layers.
+// Errors of GraphBuilder::Build: LIMIT_EXCEEDED for a model of more than about 385 layers.
 absl::StatusOr<Graph> LlamaPrefill(const LlamaConfig& config, const LlamaBatch& batch,
                                    int64_t length);
 absl::StatusOr<Graph> LlamaDecode(const LlamaConfig& config, const LlamaBatch& batch);

@@ -24,6 +24,16 @@ constexpr int64_t kMaxSize = int64_t{1} << 30;
 // Weights are listed by layer.
 constexpr int64_t kMaxLayers = 1024;
 
+// Returns the value for an error. Text of lists and objects is left out: they may be nested so
+// deeply that printing them, which is recursive, would exhaust the stack.
+std::string TextOf(const Json& value) {
+  constexpr size_t kMostBytes = 100;
+  if (value.is_array()) return "a list";
+  if (value.is_object()) return "an object";
+  const std::string text = value.dump();
+  return text.size() > kMostBytes ? StrCat("of ", text.size(), " bytes") : text;
+}
+
 // Reads the keys of an object. After the first error, reads nothing and keeps that error, so that
 // code that reads many keys checks once.
 class KeyReader {
@@ -49,7 +59,8 @@ class KeyReader {
     }
     const bool is_size = value->is_number_integer() && *value >= 1 && *value <= kMaxSize;
     if (!is_size) {
-      Refuse(key, StrCat("is ", value->dump(), "; it must be a whole number from 1 to ", kMaxSize));
+      Refuse(key,
+             StrCat("is ", TextOf(*value), "; it must be a whole number from 1 to ", kMaxSize));
     }
     return is_size ? value->get<int64_t>() : 1;
   }
@@ -62,7 +73,7 @@ class KeyReader {
       return otherwise.value_or(1);
     }
     const bool is_positive = value->is_number() && value->get<double>() > 0;
-    if (!is_positive) Refuse(key, StrCat("is ", value->dump(), "; it must be a number above 0"));
+    if (!is_positive) Refuse(key, StrCat("is ", TextOf(*value), "; it must be a number above 0"));
     return is_positive ? value->get<double>() : 1;
   }
 
@@ -70,7 +81,7 @@ class KeyReader {
     const Json* const value = Find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_boolean()) {
-      Refuse(key, StrCat("is ", value->dump(), "; it must be true or false"));
+      Refuse(key, StrCat("is ", TextOf(*value), "; it must be true or false"));
       return otherwise;
     }
     return value->get<bool>();
@@ -81,7 +92,7 @@ class KeyReader {
     const Json* const value = Find(key);
     if (value == nullptr) return std::string(otherwise);
     if (!value->is_string()) {
-      Refuse(key, StrCat("is ", value->dump(), "; it must be a text"));
+      Refuse(key, StrCat("is ", TextOf(*value), "; it must be a text"));
       return std::string(otherwise);
     }
     return value->get<std::string>();
@@ -96,7 +107,7 @@ class KeyReader {
       if (token.is_number_integer() && token >= 0 && token <= kMaxSize) {
         tokens.push_back(token.get<int64_t>());
       } else {
-        Refuse(key, StrCat("has ", token.dump(), "; tokens are whole numbers from 0"));
+        Refuse(key, StrCat("has ", TextOf(token), "; tokens are whole numbers from 0"));
       }
     };
     if (value->is_array()) {
@@ -169,7 +180,7 @@ absl::Status ReadRotary(std::string_view file, KeyReader& reader, LlamaConfig& c
   }
   if (scaling == nullptr) return absl::OkStatus();
   if (!scaling->is_object()) {
-    reader.Refuse(key, StrCat("is ", scaling->dump(), "; it must be an object"));
+    reader.Refuse(key, StrCat("is ", TextOf(*scaling), "; it must be an object"));
     return reader.status();
   }
   KeyReader inner(file, StrCat(file, ": ", key), *scaling);

@@ -188,7 +188,8 @@ absl::StatusOr<Dtype> CheckModelWeights(std::string_view source,
       return InvalidArgument(
           Reason::kUnsupportedDtype,
           StrCat(which, " is ", DtypeName(tensor.dtype), ", and \"", first_matrix->name, "\" is ",
-                 DtypeName(first_matrix->dtype), "; all weights of a model have one type"),
+                 DtypeName(first_matrix->dtype),
+                 "; all weights of a model have one type: convert it with load --dtype and save"),
           {{fact::kDtype, DtypeName(tensor.dtype)}});
     }
   }

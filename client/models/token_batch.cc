@@ -72,7 +72,8 @@ absl::Status CheckTokens(absl::Span<const std::vector<int32_t>> sequences, int64
           Reason::kLimitExceeded,
           StrCat("sequence ", i, " has ", length, " tokens",
                  new_tokens > 0 ? StrCat(" and ", new_tokens, " are to follow") : std::string(),
-                 "; max_position_embeddings of the model is ", max_positions),
+                 "; max_position_embeddings of the model is ", max_positions, ": shorten it",
+                 new_tokens > 0 ? ", or ask for fewer new tokens" : ""),
           {{fact::kField, "tokens"}, {fact::kHave, length}, {fact::kLimit, max_positions}});
     }
   }
@@ -104,6 +105,11 @@ Literal Int32Literal(int64_t rows, int64_t columns, const std::vector<int32_t>& 
                  {rows, columns},
                  std::string(reinterpret_cast<const char*>(elements.data()),
                              elements.size() * sizeof(int32_t))};
+}
+
+int64_t RowsOfLiteral(int64_t columns) {
+  constexpr int64_t kMaxElements = kMaxLiteralBytes / int64_t{sizeof(int32_t)};
+  return std::max<int64_t>(1, kMaxElements / std::max<int64_t>(1, columns));
 }
 
 int64_t RoundUpLength(int64_t count, int64_t smallest) {

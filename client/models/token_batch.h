@@ -47,6 +47,10 @@ absl::StatusOr<std::vector<int32_t>> Int32sOf(const StepOutput& output);
 // Returns the literal of a matrix of I32.
 Literal Int32Literal(int64_t rows, int64_t columns, const std::vector<int32_t>& elements);
 
+// Returns how many rows of this many elements, of 4 bytes each, one literal can have. At least 1,
+// also if a single row is too large.
+int64_t RowsOfLiteral(int64_t columns);
+
 // Returns `smallest`, doubled until it is at least `count`. Lengths are rounded up so, so that
 // batches of many lengths need few plans.
 int64_t RoundUpLength(int64_t count, int64_t smallest);

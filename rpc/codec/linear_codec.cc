@@ -26,6 +26,8 @@ namespace {
 constexpr std::string_view kAllGather = "ALL_GATHER";
 constexpr std::string_view kReduceScatter = "REDUCE_SCATTER";
 constexpr int kMaxLayerParts = 511;
+// A weight without elements can have any number of output features, so that these are no limit.
+constexpr int64_t kMaxLayerShards = 65'536;
 
 absl::Status EncodeScale(const std::variant<double, std::string>& from, v1::LinearLayer* to) {
   if (const auto* const factor = std::get_if<double>(&from)) {
@@ -169,6 +171,13 @@ absl::StatusOr<LayerCall> Decode(const v1::LinearLayer& from) {
   }
   if (from.shards() < 0) {
     return BadField("shards", StrCat("is ", from.shards(), "; it must be at least 1"));
+  }
+  if (from.shards() > kMaxLayerShards) {
+    return WithField(
+        InvalidArgument(Reason::kLimitExceeded,
+                        StrCat("is ", from.shards(), "; it must be at most ", kMaxLayerShards),
+                        {{fact::kHave, from.shards()}, {fact::kLimit, kMaxLayerShards}}),
+        "shards");
   }
   call.shards = from.shards() == 0 ? 1 : from.shards();
   LinearLayerOptions& options = call.options;

@@ -1,6 +1,7 @@
 // Transformers on clusters, compared with plain computations of the same checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -17,9 +18,12 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cli/local/child_process.h"
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
+#include "client/models/model_config.h"
+#include "client/models/model_weights.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tensor/safetensors.h"
@@ -161,8 +165,9 @@ TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
   ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
   const std::vector<int64_t> expected =
       PlainLlama(kTinyLlama, ReadTensors(folder_)).Greedy({1, 2, 3}, 5);
-  CommandResult result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3",
-                                        "--tokens", "9", "--max-new", "5", "--as", "small"});
+  CommandResult result =
+      cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3", "--tokens", "9",
+                     "--max-new", "5", "--mesh", "default", "--as", "small"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(StrCat(StrJoin(expected, ","), "\n")));
   EXPECT_THAT(result.out, HasSubstr("tokens/s"));
@@ -201,6 +206,53 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
   EXPECT_EQ(std::count(line.begin(), line.end(), ','), 63) << result.out;
+}
+
+TEST_F(ModelCommandTest, AnInterruptedRunReleasesItsCachesAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  ASSERT_NO_FATAL_FAILURE(Load());
+  const auto unnamed = [&] {
+    const auto arrays = cluster_->client().arrays().ListArrays("", true);
+    EXPECT_THAT(arrays, IsOk());
+    return arrays.ok() ? std::count_if(arrays->begin(), arrays->end(),
+                                       [](const client::Array& each) { return each.name.empty(); })
+                       : -1;
+  };
+  ASSERT_EQ(unnamed(), 0);
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "generate", "--model=tiny", "--max-new=500",
+                     "--address=" + cluster_->address()};
+  for (int i = 0; i < 100; ++i) options.command.push_back("--tokens=1,2,3,4,5,6,7,8");
+  options.log_path = cluster_->folder() + "/generate.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess process,
+                                 client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return unnamed() > 0; })) << client::ReadLog(options.log_path);
+  ASSERT_THAT(client::SendSignal(process.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(process.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_THAT(process.Ended(), ::testing::Optional(HasSubstr("was killed by signal 2")));
+  EXPECT_THAT(client::ReadLog(options.log_path),
+              HasSubstr("shardmesh: interrupted: the model stays loaded, and nothing else"));
+  // The session would expire after 30 seconds.
+  EXPECT_TRUE(Eventually([&] { return unnamed() == 0; }, absl::Seconds(15)));
+}
+
+TEST_F(ModelCommandTest, MakesFoldersOfModelsOfAnySize) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=1"));
+  const CommandResult made = cluster_->Run({"make-checkpoint", "--like", "llama", "--size", "40MiB",
+                                            "--dtype", "BF16", "--folder", "--out", folder_});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ModelConfig config,
+                                 client::ReadModelConfig(folder_ + "/config.json"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto weights,
+                                 client::WeightsOf(config, client::ModelAxis()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file,
+                                 SafetensorsFile::Open(folder_ + "/model.safetensors"));
+  std::vector<client::StoredTensor> tensors;
+  for (const SafetensorsTensor& tensor : file.header().tensors()) {
+    tensors.push_back({tensor.name, tensor.dtype, {tensor.shape.begin(), tensor.shape.end()}});
+  }
+  EXPECT_THAT(client::CheckModelWeights(folder_, weights, tensors), IsOkAndHolds(Dtype::kBF16));
 }
 
 TEST_F(ModelCommandTest, RefusalsNameWhatDoesNotFit) {
@@ -258,11 +310,31 @@ TEST_F(ModelCommandTest, AConfigurationThatDoesNotMatchItsTensorsNamesTheTensor)
   EXPECT_THAT(result.err, HasSubstr("lacks the tensor \"model.layers.2.input_layernorm.weight\""));
   // Nothing was put.
   EXPECT_EQ(cluster_->Run({"ls", "--output", "name"}).out, "");
+}
 
-  std::ofstream(path) << config;
-  result = cluster_->Run({"embed", "--model", folder_, "--tokens", "1"});
+TEST_F(ModelCommandTest, AModelIsNotLoadedForArgumentsThatDoNotFitIt) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  CommandResult result = cluster_->Run({"embed", "--model", folder_, "--tokens", "1"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("is a Llama-shaped decoder, which generates tokens; use"));
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens", "256"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has the token 256; the model's tokens are 0 to 255"));
+  // A file that cannot be written is found before the model is loaded and the steps run.
+  const std::string nowhere = cluster_->folder() + "/none/x.npy";
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", "--model", folder_, "--tokens", "1", "--logits",
+                                 nowhere},
+        std::vector<std::string>{"embed", "--model", folder_, "--tokens", "1", "--out", nowhere}}) {
+    result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr(nowhere));
+  }
+  EXPECT_EQ(cluster_->Run({"ls", "--output", "name"}).out, "");
+
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1", "--max-new", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
   result = cluster_->Run({"generate", "--model", "tiny", "--tokens", "256"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("has the token 256; the model's tokens are 0 to 255"));

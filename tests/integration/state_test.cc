@@ -89,6 +89,43 @@ TEST_F(StateTest, AHundredStepsOfOneStreamUpdateACounter) {
   EXPECT_THAT(Count(), IsOkAndHolds(testing::Each(101.0F)));
 }
 
+TEST_F(StateTest, ACommandPutsZerosThatWorkersMake) {
+  StartCluster();
+  const CommandResult put = cluster_->Run(
+      {"put", "--zeros", "3,5", "--dtype", "I32", "--as", "a", "--as", "b", "--spec", "-,-"});
+  EXPECT_EQ(put.exit_code, 0) << put.err;
+  EXPECT_THAT(put.out, testing::AllOf(testing::HasSubstr("Put b: I32 3x5, spec "),
+                                      testing::HasSubstr(", made by the workers; ")));
+  for (const char* name : {"a", "b"}) {
+    const auto gathered = cluster_->client().arrays().Gather(client::ArraySelector::ByName(name));
+    ASSERT_THAT(gathered, IsOk());
+    EXPECT_EQ(gathered->view().bytes().size(), 60U);
+    EXPECT_THAT(gathered->view().bytes(), testing::Each('\0'));
+  }
+  const std::pair<std::vector<std::string>, std::string> wrong[] = {
+      {{"put", "--as", "a", "--spec", "-"}, "give a file, or --zeros and a shape"},
+      {{"put", "x.npy", "--zeros", "4", "--as", "a", "--spec", "-"}, "--zeros takes no file"},
+      {{"put", "x.npy", "--dtype", "F32", "--as", "a", "--spec", "-"}, "--dtype is about --zeros"},
+      {{"put", "--zeros", "4", "--tensor", "t", "--as", "a", "--spec", "-"}, "--tensor"},
+      {{"put", "--zeros", "4x", "--as", "a", "--spec", "-"}, "--zeros"},
+  };
+  for (const auto& [arguments, error] : wrong) {
+    const CommandResult refused = cluster_->Run(arguments);
+    EXPECT_EQ(refused.exit_code, 2) << refused.err;
+    EXPECT_THAT(refused.err, testing::HasSubstr(error));
+  }
+}
+
+TEST_F(StateTest, ListsShowThatStepsUpdateAnArray) {
+  StartCluster();
+  EXPECT_THAT(cluster_->Run({"ls"}).out, testing::Not(testing::HasSubstr("steps update it")));
+  ASSERT_EQ(RunIncrements(1), 1);
+  EXPECT_THAT(cluster_->Run({"ls"}).out, testing::HasSubstr("available, steps update it"));
+  EXPECT_THAT(cluster_->Run({"describe", "count"}).out, testing::HasSubstr("; steps update it"));
+  EXPECT_THAT(cluster_->Run({"ls", "--output", "json"}).out,
+              testing::HasSubstr("\"is_state\": true"));
+}
+
 TEST_F(StateTest, TilesOnDiskBecomeStateInMemory) {
   StartCluster(/*durable=*/true);
   EXPECT_EQ(RunIncrements(3), 3);

@@ -34,6 +34,7 @@
 #include "client/cli/spec_printing.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
+#include "client/types/zero_tensor.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
 #include "sharding/tile.h"
@@ -119,6 +120,7 @@ Json ArrayJson(const Array& array) {
           {"mesh", array.descriptor.mesh_id},
           {"size_bytes", array.size_bytes},
           {"state", std::string(StateName(array.state))},
+          {"is_state", array.is_state},
           {"missing_ranks", array.missing_ranks},
           {"repair", RepairJson(array.repair)},
           {"replicas", ReplicasJson(array.replicas)},
@@ -729,6 +731,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
 
 struct PutFlags {
   std::vector<std::string> sources;
+  std::optional<Shape> zeros;  // in place of sources
+  std::optional<Dtype> dtype;  // of zeros
   std::optional<PutReader> reader;
   std::optional<Handover> handover;
   std::string tensor;
@@ -761,7 +765,14 @@ absl::Status CheckPutFlags(const PutFlags& flags) {
   if (!flags.profile.empty() && !flags.axes.has_value() && flags.preset.empty()) {
     return WrongUse("--profile is about --axes and --preset; --spec and --rules need none");
   }
-  if (flags.names.size() != flags.sources.size()) {
+  if (flags.zeros.has_value() != flags.sources.empty()) {
+    return WrongUse(flags.sources.empty() ? "give a file, or --zeros and a shape"
+                                          : "--zeros takes no file; leave one of them out");
+  }
+  if (flags.dtype.has_value() && !flags.zeros.has_value()) {
+    return WrongUse("--dtype is about --zeros; the tensor of a file has a type");
+  }
+  if (!flags.zeros.has_value() && flags.names.size() != flags.sources.size()) {
     return WrongUse(StrCat("there are ", FormatCount(flags.sources.size(), "tensor"), " and ",
                            FormatCount(flags.names.size(), "name"),
                            "; give --as once for each tensor, in the same order"));
@@ -796,8 +807,9 @@ Json PutJson(const std::string& name, const PutArray& put, const PutResult& resu
   return json;
 }
 
+// `reader` says who read or made the elements.
 void PrintPut(const std::string& name, const PutArray& put, const PutResult& result,
-              bool validate_only) {
+              std::string_view reader, bool validate_only) {
   const ArrayDescriptor& array = put.descriptor;
   std::cout << (validate_only ? "Would put " : "Put ") << name << ": " << DtypeName(array.dtype)
             << " " << FormatShape(array.shape) << ", spec " << FormatSpec(array.spec);
@@ -805,8 +817,8 @@ void PrintPut(const std::string& name, const PutArray& put, const PutResult& res
     std::cout << ", cut at " << FormatCutPoints(array.cut_points);
   }
   if (!validate_only) {
-    std::cout << ", " << FormatReader(result) << "; " << FormatDurability(result.durability)
-              << ", revision " << result.revision;
+    std::cout << ", " << reader << "; " << FormatDurability(result.durability) << ", revision "
+              << result.revision;
   }
   std::cout << "\n";
   for (const Correction& correction : put.corrections) {
@@ -878,8 +890,28 @@ absl::Status OpenSources(const PutFlags& flags, const std::function<absl::Status
 
 // Returns the tensors of a put, with views of the sources. Wrong use: the workers are to read a
 // source that only the client reads.
+// Returns tensors of zeros, one for each name.
+absl::StatusOr<std::vector<PutTensor>> ZerosToPut(const PutFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<CutPoints> cut_points,
+                             CutPointsFor(flags.cuts, *flags.zeros));
+  const std::shared_ptr<const TileProducer> zeros =
+      std::make_shared<ZeroTensor>(flags.dtype.value_or(Dtype::kF32), *flags.zeros);
+  std::vector<PutTensor> tensors;
+  for (const std::string& name : flags.names) {
+    tensors.push_back({.name = name,
+                       .view = zeros,
+                       .spec = flags.spec,
+                       .axes = flags.axes,
+                       .preset = flags.preset,
+                       .cut_points = cut_points,
+                       .is_zeros = true});
+  }
+  return tensors;
+}
+
 absl::StatusOr<std::vector<PutTensor>> TensorsToPut(const PutFlags& flags,
                                                     const std::vector<SingleTensor>& sources) {
+  if (flags.zeros.has_value()) return ZerosToPut(flags);
   std::vector<PutTensor> tensors;
   for (size_t i = 0; i < sources.size(); ++i) {
     const TensorView view = sources[i].view();
@@ -966,14 +998,16 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
         replicated, AwaitSecondReplicas(client.get(), flags.replicas, flags.names, invocation.quiet,
                                         invocation.output));
   }
-  for (size_t i = 0; options.reader == PutReader::kAuto && i < tensors.size(); ++i) {
+  for (size_t i = 0; options.reader == PutReader::kAuto && i < flags.sources.size(); ++i) {
     if (!tensors[i].source.has_value()) {
       NoteWhyClientRead(OnlyTheClientReads(flags.sources[i]), &*result);
     }
   }
   if (!invocation.json) {
+    const bool are_made = flags.zeros.has_value() && result->sent_bytes == 0;
+    const std::string reader = are_made ? "made by the workers" : FormatReader(*result);
     for (size_t i = 0; i < tensors.size(); ++i) {
-      PrintPut(flags.names[i], result->arrays[i], *result, flags.validate_only);
+      PrintPut(flags.names[i], result->arrays[i], *result, reader, flags.validate_only);
       if (flags.spec.has_value()) {
         PrintSurplusEntries(*flags.spec, result->arrays[i].descriptor);
       }
@@ -1014,6 +1048,7 @@ std::string StateOf(const Array& array) {
       array.replicas->complete < array.replicas->wanted) {
     StrAppend(&text, ", ", FormatReplicaCount(*array.replicas));
   }
+  if (array.is_state) StrAppend(&text, ", steps update it");
   return text;
 }
 
@@ -1415,7 +1450,10 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
     std::cout << "corrected   " << correction.ToString(array.descriptor.mesh) << "\n";
   }
   std::cout << "state       " << StateName(array.state) << ", "
-            << FormatDurability(array.durability) << "\n";
+            << FormatDurability(array.durability)
+            << (array.is_state ? "; steps update it, and save, reshard and repair leave it out"
+                               : "")
+            << "\n";
   if (array.replicas.has_value()) {
     std::cout << "replicas    " << FormatReplicas(*array.replicas) << "\n";
   }
@@ -1561,9 +1599,14 @@ void AddPut(CommandLine* line, CLI::App* parent) {
       [flags](const Invocation& i) { return RunPut(i, *flags); }, parent);
   put->add_option("file", flags->sources,
                   "a .npy file; CHECKPOINT:TENSOR of a safetensors file, index or model folder; or "
-                  "- for .npy on standard input; several may be put at once")
-      ->required();
-  put->add_option("--tensor", flags->tensor, "name of the tensor, if the file is a checkpoint");
+                  "- for .npy on standard input; several may be put at once");
+  CLI::Option* const tensor =
+      put->add_option("--tensor", flags->tensor, "name of the tensor, if the file is a checkpoint");
+  AddParsedOption(put, "--zeros", &flags->zeros, ParseShape,
+                  "in place of a file: zeros of this shape, such as 4,128, for each name")
+      ->excludes(tensor);
+  AddParsedOption(put, "--dtype", &flags->dtype, ParseElementType,
+                  "of zeros: their element type (default: F32)");
   put->add_option("--as", flags->names, "name of the array; once for each tensor")
       ->required()
       ->expected(1)

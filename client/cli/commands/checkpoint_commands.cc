@@ -76,6 +76,9 @@ absl::StatusOr<ModelConfig> MadeModel(const CheckpointFlags& flags) {
     return is_tiny ? TinyBertConfig() : MiniLmConfig();
   }
   if (!flags.size.has_value()) return WrongUse("--like llama needs a --size");
+  if (flags.dtype != Dtype::kF32 && flags.dtype != Dtype::kBF16 && flags.dtype != Dtype::kF16) {
+    return WrongUse(StrCat("--dtype: weights are F16, BF16 or F32, not ", DtypeName(flags.dtype)));
+  }
   if (is_tiny) return TinyLlamaConfig();
   if (flags.size->name == "1b") return BillionLlamaConfig();
   if (flags.size->size_bytes > kMaxSizeBytes) {

@@ -3,8 +3,10 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -201,7 +203,9 @@ absl::StatusOr<std::variant<double, std::string>> ParseLinearScale(std::string_v
   using Scale = std::variant<double, std::string>;
   if (text == "fan_in" || text == "fan_out") return Scale(std::string(text));
   double factor = 0;
-  if (absl::SimpleAtod(ToAbsl(text), &factor) && std::isfinite(factor)) return Scale(factor);
+  // Steps compute with floats, where larger numbers are infinite.
+  constexpr auto kLargest = static_cast<double>(std::numeric_limits<float>::max());
+  if (absl::SimpleAtod(ToAbsl(text), &factor) && std::abs(factor) <= kLargest) return Scale(factor);
   return WrongUse(StrCat("\"", text, "\" is not a number, such as 0.125, and neither fan_in nor ",
                          "fan_out", DidYouMean(text, {"fan_in", "fan_out"})));
 }
@@ -232,6 +236,18 @@ absl::Status CheckLinearFlags(const LinearFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(check("--bias", flags.biases.size(), "weight", flags.weights.size()));
   SHARDMESH_RETURN_IF_ERROR(check("--as", flags.names.size(), "result", flags.results()));
   SHARDMESH_RETURN_IF_ERROR(check("--out", flags.paths.size(), "result", flags.results()));
+  const auto check_distinct = [](std::string_view flag,
+                                 const std::vector<std::string>& texts) -> absl::Status {
+    std::set<std::string_view> seen;
+    for (const std::string& text : texts) {
+      if (seen.insert(text).second) continue;
+      return WrongUse(
+          StrCat(flag, ": \"", text, "\" is given twice; give each result another one"));
+    }
+    return absl::OkStatus();
+  };
+  SHARDMESH_RETURN_IF_ERROR(check_distinct("--as", flags.names));
+  SHARDMESH_RETURN_IF_ERROR(check_distinct("--out", flags.paths));
   if (flags.IsLayer() && flags.result.candidates.has_value()) {
     return WrongUse(
         "--candidates shows plans of one product, and not of a layer with settings of "

@@ -25,6 +25,8 @@
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
+#include "client/models/model_config.h"
+#include "process/file.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
@@ -79,9 +81,32 @@ std::function<void()> RemovalOfParts(const std::string& path) {
   return [path] { RemoveTemporaryFilesOf(path); };
 }
 
-// Loads the model, unless the flags name one that is on the cluster.
+// From here on, a signal ends the program. Before that, the unfinished file of `path` is removed,
+// and the session is closed: the caches of the run would otherwise stay until it expires. `client`
+// outlives the interruption.
+void GuardRun(std::optional<Interruption>& interruption, MeshClient* client,
+              const std::string& path, OutputForm output) {
+  interruption.reset();
+  interruption.emplace(
+      path.empty() ? "the model stays loaded, and nothing else" : "no unfinished file is left",
+      output, [client, path] {
+        if (!path.empty()) RemoveTemporaryFilesOf(path);
+        client->CloseSession();
+      });
+}
+
+// Checks that the file can be written, before a model is loaded or a step runs, which may take
+// long.
+absl::Status CheckWritable(const std::string& path) {
+  return path.empty() ? absl::OkStatus() : AtomicFileWriter::Create(path).status();
+}
+
+// Loads the model, unless the flags name one that is on the cluster. Loads nothing if `check`, of
+// a model that has only its name and its configuration, fails.
 absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* client,
-                                      const ModelFlags& flags, Interruption* interruption,
+                                      const ModelFlags& flags,
+                                      const std::function<absl::Status(const LoadedModel&)>& check,
+                                      Interruption* interruption,
                                       const std::optional<SteadyDeadline>& end) {
   std::error_code error;
   const CallOptions call = Until(end);
@@ -98,6 +123,10 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
   if (std::string refusal = RefuseNameWithAt(name); !refusal.empty()) {
     return WrongUse(StrCat("--as: ", refusal));
   }
+  LoadedModel unloaded;
+  unloaded.name = name;
+  SHARDMESH_ASSIGN_OR_RETURN(unloaded.config, ReadModelConfig(StrCat(flags.model, "/config.json")));
+  SHARDMESH_RETURN_IF_ERROR(check(unloaded));
   ProgressBar bar("loading", invocation.quiet);
   LoadModelOptions options;
   options.mesh = flags.mesh;
@@ -170,15 +199,20 @@ struct EmbedFlags {
 
 absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto sentences, ParseTokens(flags.model.tokens));
+  SHARDMESH_RETURN_IF_ERROR(CheckWritable(flags.path));
   const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
   interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.path));
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
-  SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
-                             OpenModel(invocation, client.get(), flags.model, &*interruption, end));
-  interruption.reset();  // from here on, a signal ends the program
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const LoadedModel model,
+      OpenModel(
+          invocation, client.get(), flags.model,
+          [&](const LoadedModel& unloaded) { return CheckSentences(unloaded, sentences); },
+          &*interruption, end));
+  GuardRun(interruption, client.get(), flags.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
                              EmbedSentences(client.get(), model, sentences, Until(end)));
   if (!flags.path.empty()) {
@@ -233,24 +267,30 @@ void PrintGeneration(const Generation& generation) {
 
 absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto prompts, ParseTokens(flags.model.tokens));
+  SHARDMESH_RETURN_IF_ERROR(CheckWritable(flags.logits_path));
+  GenerateOptions options;
+  options.max_new_tokens = flags.max_new;
+  options.gives_logits = !flags.logits_path.empty();
   const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
   interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.logits_path));
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
-  SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
-                             OpenModel(invocation, client.get(), flags.model, &*interruption, end));
-  interruption.reset();  // from here on, a signal ends the program
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const LoadedModel model,
+      OpenModel(
+          invocation, client.get(), flags.model,
+          [&](const LoadedModel& unloaded) { return CheckPrompts(unloaded, prompts, options); },
+          &*interruption, end));
+  GuardRun(interruption, client.get(), flags.logits_path, invocation.output);
   absl::StatusOr<Generation> generation;
   {
     ProgressBar bar("generating", invocation.quiet);
     int64_t steps = 0;
-    GenerateOptions options;
-    options.max_new_tokens = flags.max_new;
-    options.gives_logits = !flags.logits_path.empty();
     options.on_tokens = [&](absl::Span<const int32_t>) { bar.ShowCount(++steps, flags.max_new); };
     generation = GenerateTokens(client.get(), model, prompts, options, Until(end));
+    options.on_tokens = nullptr;
   }
   SHARDMESH_RETURN_IF_ERROR(generation.status());
   if (!flags.logits_path.empty()) {
@@ -265,6 +305,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
                {"tokens", generation->tokens},
                {"prefill", TimingsJson(generation->prefill)},
                {"decode_steps", generation->decode_steps}};
+  if (!flags.logits_path.empty()) json["logits_path"] = flags.logits_path;
   if (generation->decode_steps > 0) {
     json["decode_s"] = Seconds(generation->decode_time);
     json["tokens_per_s"] = TokensPerSecond(*generation);

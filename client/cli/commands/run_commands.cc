@@ -61,6 +61,18 @@ absl::StatusOr<TextByName> SplitBindings(const std::vector<std::string>& texts,
   return bindings;
 }
 
+// Checks that no two outputs get the same file or name.
+absl::Status CheckDistinct(const TextByName& texts, std::string_view flag) {
+  std::map<std::string_view, std::string_view> outputs;
+  for (const auto& [output, text] : texts) {
+    const auto [other, is_new] = outputs.emplace(text, output);
+    if (is_new) continue;
+    return WrongUse(StrCat(flag, ": the outputs \"", other->second, "\" and \"", output,
+                           "\" both get \"", text, "\"; give each another one"));
+  }
+  return absl::OkStatus();
+}
+
 // The bindings that the flags give, before anything is read.
 struct RunTexts {
   TextByName operands;
@@ -74,6 +86,8 @@ absl::StatusOr<RunTexts> TextsOf(const RunFlags& flags) {
       texts.operands, SplitBindings(flags.operands, "--operand", "NAME=ARRAY or NAME=FILE.npy"));
   SHARDMESH_ASSIGN_OR_RETURN(texts.files, SplitBindings(flags.files, "--out", "OUTPUT=FILE.npy"));
   SHARDMESH_ASSIGN_OR_RETURN(texts.names, SplitBindings(flags.names, "--as", "OUTPUT=NAME"));
+  SHARDMESH_RETURN_IF_ERROR(CheckDistinct(texts.files, "--out"));
+  SHARDMESH_RETURN_IF_ERROR(CheckDistinct(texts.names, "--as"));
   for (const auto& [output, path] : texts.files) {
     if (const auto parsed = ParseNpyPath(path, "run"); !parsed.ok()) {
       return WrongUse(StrCat("--out: ", ToStd(parsed.status().message())));

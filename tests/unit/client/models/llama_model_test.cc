@@ -140,7 +140,9 @@ TEST(LlamaModelTest, ComputesModelsWithAsManyKeyHeadsAsHeads) {
 
 TEST(LlamaModelTest, RefusesAModelOfTooManyLayers) {
   LlamaConfig config = SmallConfig();
-  config.layers = 100;
+  config.layers = 380;
+  EXPECT_THAT(client::LlamaDecode(config, {}), IsOk());
+  config.layers = 400;
   EXPECT_THAT(client::LlamaDecode(config, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
 }

@@ -146,6 +146,27 @@ TEST(ModelConfigTest, NamesTheKeyAndItsValueInErrors) {
   }
 }
 
+// Values are printed by recursion, which a deep list would carry beyond the end of the stack.
+TEST(ModelConfigTest, RefusesDeepAndLongValuesInAShortText) {
+  const size_t depth = 500'000;
+  const std::string deep = StrCat(std::string(depth, '['), std::string(depth, ']'));
+  for (const auto& [text, error] : {
+           std::pair(StrCat(R"({"model_type": )", deep, "}"), "f: model_type is a list; it must"),
+           std::pair(With(kLlama, "128256", deep), "f: vocab_size is a list; it must be a whole"),
+           std::pair(With(kLlama, "1e-05", deep), "f: rms_norm_eps is a list; it must be a number"),
+           std::pair(With(kLlama, "[128001, 128008]", StrCat("[", deep, "]")),
+                     "f: eos_token_id has a list; tokens"),
+           std::pair(With(kBert, "384", "{\"a\": 1}"), "f: hidden_size is an object; it must be"),
+           std::pair(With(kBert, "384", StrCat("\"", std::string(99, 'x'), "\"")),
+                     "f: hidden_size is of 101 bytes; it must be"),
+       }) {
+    const absl::Status status = ParseModelConfig("f", text).status();
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile, HasSubstr(error)));
+    EXPECT_LT(status.message().size(), 200U);
+  }
+}
+
 TEST(ModelConfigTest, ReadsFiles) {
   const std::string path = ::testing::TempDir() + "config.json";
   std::ofstream(path) << kBert;

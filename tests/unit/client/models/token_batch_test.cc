@@ -40,10 +40,12 @@ TEST(TokenBatchTest, ChecksTokensAndLengths) {
                        HasSubstr("sequence 0 has the token 10; the model's tokens are 0 to 9")));
   EXPECT_THAT(CheckTokens(Sequences{{-1}}, 10, 4, 0),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
-  EXPECT_THAT(CheckTokens(Sequences{{1, 1}}, 10, 4, 3),
-              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded,
-                       HasSubstr("sequence 0 has 2 tokens and 3 are to follow; "
-                                 "max_position_embeddings of the model is 4")));
+  EXPECT_THAT(
+      CheckTokens(Sequences{{1, 1}}, 10, 4, 3),
+      StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded,
+               HasSubstr("sequence 0 has 2 tokens and 3 are to follow; "
+                         "max_position_embeddings of the model is 4: shorten it, or ask for "
+                         "fewer new tokens")));
   EXPECT_THAT(CheckTokens(Sequences{{1}}, 10, 4, INT64_MAX),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
 }
@@ -53,6 +55,14 @@ TEST(TokenBatchTest, RoundsLengthsUp) {
   EXPECT_EQ(RoundUpLength(16, 16), 16);
   EXPECT_EQ(RoundUpLength(17, 16), 32);
   EXPECT_EQ(RoundUpLength(100, 64), 128);
+}
+
+TEST(TokenBatchTest, CountsTheRowsOfALiteral) {
+  EXPECT_EQ(RowsOfLiteral(1), 262144);
+  EXPECT_EQ(RowsOfLiteral(8192), 32);
+  EXPECT_EQ(RowsOfLiteral(8193), 31);
+  EXPECT_EQ(RowsOfLiteral(262145), 1);
+  EXPECT_EQ(RowsOfLiteral(0), 262144);
 }
 
 TEST(TokenBatchTest, ReadsLiteralsOfResults) {

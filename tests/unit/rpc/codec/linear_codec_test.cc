@@ -79,6 +79,10 @@ TEST(LinearCodecTest, RefusesMalformedSettings) {
               StatusIs(kInvalid, Reason::kLimitExceeded, HasSubstr("512")));
   EXPECT_THAT(refusal([](auto& layer) { layer.set_shards(-1); }),
               StatusIs(kInvalid, Reason::kBadField));
+  // A weight of shape [2^40, 0] has no bytes, and its columns would exhaust memory.
+  EXPECT_THAT(refusal([](auto& layer) { layer.set_shards(65536); }), IsOk());
+  EXPECT_THAT(refusal([](auto& layer) { layer.set_shards(int64_t{1} << 40); }),
+              StatusIs(kInvalid, Reason::kLimitExceeded, HasSubstr("at most 65536")));
   EXPECT_THAT(
       refusal([](auto& layer) { layer.set_factor(std::numeric_limits<double>::infinity()); }),
       StatusIs(kInvalid, Reason::kBadField, HasSubstr("finite")));
