@@ -116,9 +116,11 @@ bool WeightCache::PutInStore() {
     absl::MutexLock lock(&mutex_);
     const auto found = entries_.find(key);
     if (found == entries_.end() || found->second.packed != entry.packed) continue;
+    // A step on another thread may have taken the plain bytes meanwhile: both forms stay then.
+    if (found->second.place != Place::kMoving) continue;
     if (put.ok()) {
       entries_.erase(found);
-    } else if (found->second.place == Place::kMoving) {
+    } else {
       // A tile that is not committed yet is put after a later step.
       found->second.place = absl::IsNotFound(put) ? Place::kCandidate : Place::kBeside;
     }

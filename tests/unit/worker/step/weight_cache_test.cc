@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "process/crc32c.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -151,6 +152,24 @@ TEST_F(WeightCacheTest, AWeightThatIsUsedOtherwiseLaterIsPlainFromThenOn) {
     cache_->ForgetGone();
     EXPECT_FALSE(cache_->PutInStore());
     EXPECT_EQ(budget_.used_bytes(), plain_bytes + packed->memory_bytes());
+  }
+}
+
+TEST_F(WeightCacheTest, AWeightThatIsTakenPlainWhileItIsPutStaysPacked) {
+  for (int round = 0; round < 20; ++round) {
+    const std::string id = StrCat("a", round);
+    Add(id);
+    const PackedTilePtr packed = Find(id, Plain(id));
+    ASSERT_NE(packed, nullptr);
+    std::thread other_step([&] {
+      while (FormOf(id) == nullptr) std::this_thread::yield();
+      EXPECT_THAT(cache_->TakePlain(id, Whole(), packed), IsOk());
+    });
+    EXPECT_TRUE(cache_->PutInStore());
+    other_step.join();
+    EXPECT_EQ(Find(id, Plain(id)), packed) << "it is not packed again";
+    cache_->Forget({id});
+    ASSERT_THAT(store_->Release({id}), IsOk());
   }
 }
 
