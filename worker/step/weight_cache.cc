@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "process/failpoint.h"
 #include "process/log.h"
 #include "status/status_macros.h"
 
@@ -108,6 +109,7 @@ bool WeightCache::PutInStore() {
   bool was_any_put = false;
   for (const auto& [key, entry] : moving) {
     const absl::Status put = store_->HoldAs(key.first, entry.tile, entry.packed);
+    SHARDMESH_PASSES("weights.put");
     was_any_put |= put.ok();
     if (absl::IsDataLoss(put)) {
       LogWarning("packed weights stay beside the plain ones",

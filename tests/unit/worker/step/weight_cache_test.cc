@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "process/crc32c.h"
-#include "status/str_cat.h"
+#include "process/failpoint.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -156,21 +156,20 @@ TEST_F(WeightCacheTest, AWeightThatIsUsedOtherwiseLaterIsPlainFromThenOn) {
 }
 
 TEST_F(WeightCacheTest, AWeightThatIsTakenPlainWhileItIsPutStaysPacked) {
-  for (int round = 0; round < 20; ++round) {
-    const std::string id = StrCat("a", round);
-    Add(id);
-    const PackedTilePtr packed = Find(id, Plain(id));
-    ASSERT_NE(packed, nullptr);
-    std::thread other_step([&] {
-      while (FormOf(id) == nullptr) std::this_thread::yield();
-      EXPECT_THAT(cache_->TakePlain(id, Whole(), packed), IsOk());
-    });
-    EXPECT_TRUE(cache_->PutInStore());
-    other_step.join();
-    EXPECT_EQ(Find(id, Plain(id)), packed) << "it is not packed again";
-    cache_->Forget({id});
-    ASSERT_THAT(store_->Release({id}), IsOk());
-  }
+  Add("a");
+  const PackedTilePtr packed = Find("a", Plain("a"));
+  ASSERT_NE(packed, nullptr);
+  ASSERT_THAT(ArmFailpoints("weights.put=delay"), IsOk());
+  std::thread other_step([&] {
+    while (FormOf("a") == nullptr) std::this_thread::yield();
+    EXPECT_THAT(cache_->TakePlain("a", Whole(), packed), IsOk());
+  });
+  EXPECT_TRUE(cache_->PutInStore());
+  other_step.join();
+  EXPECT_THAT(ArmFailpoints(""), IsOk());
+  EXPECT_EQ(FormOf("a"), nullptr);
+  EXPECT_EQ(Find("a", Plain("a")), packed) << "it is not packed again";
+  EXPECT_FALSE(cache_->PutInStore());
 }
 
 TEST_F(WeightCacheTest, SeveralPackedFormsStayBesideThePlainOne) {
