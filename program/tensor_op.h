@@ -117,7 +117,8 @@ struct ReduceOp {
 };
 
 // Rotary position embedding. Each head's features are pairs; pair i at position p is rotated by the
-// angle p * frequencies[i]. Source: https://arxiv.org/abs/2104.09864, section 3.4.
+// angle p * frequencies[i], in radians. A pair whose angle is beyond 3e9 becomes NaNs. Source:
+// https://arxiv.org/abs/2104.09864, section 3.4.
 struct RotaryOp {
   ValueIndex input = 0;        // [batch, sequence, heads, features]; F32, BF16 or F16
   ValueIndex positions = 0;    // I32, [sequence] or [batch, sequence]

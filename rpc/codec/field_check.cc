@@ -1,7 +1,8 @@
-// Checks of names and ids.
+// Checks of names, ids and numbers.
 #include "rpc/codec/field_check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/ascii.h"
@@ -95,6 +96,11 @@ absl::StatusOr<int64_t> CheckDimension(int32_t dimension, std::string_view field
     return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
   }
   return dimension;
+}
+
+absl::Status CheckFinite(float value, std::string_view field) {
+  return std::isfinite(value) ? absl::OkStatus()
+                              : BadField(field, StrCat(field, " ", value, " is not finite"));
 }
 
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field) {

@@ -1,5 +1,5 @@
-// Checks of the names and ids in requests. Each error is INVALID_ARGUMENT and names `field`. The
-// reason is LIMIT_EXCEEDED for a value that is too long, otherwise BAD_FIELD.
+// Checks of the names, ids and numbers in requests. Each error is INVALID_ARGUMENT and names
+// `field`. The reason is LIMIT_EXCEEDED for a value that is too long, otherwise BAD_FIELD.
 #ifndef SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
 #define SHARDMESH_RPC_CODEC_FIELD_CHECK_H_
 
@@ -23,6 +23,8 @@ absl::Status CheckRequestId(std::string_view id, std::string_view field);
 absl::Status CheckIdentity(std::string_view identity, std::string_view field);
 // Requires a dimension from 0 to kMaxRank - 1. Planning later checks that the tensor has it.
 absl::StatusOr<int64_t> CheckDimension(int32_t dimension, std::string_view field);
+// Requires a number other than infinity and NaN.
+absl::Status CheckFinite(float value, std::string_view field);
 // Returns the page size to use: 100 for 0, at most 1,000. A negative size is an error.
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field);
 

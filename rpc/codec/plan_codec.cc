@@ -165,6 +165,7 @@ absl::StatusOr<ProgramOp> DecodeLinear(const v1::LinearOp& from) {
   SHARDMESH_ASSIGN_OR_RETURN(op.weight_layout, Decode(from.weight_layout()));
   SHARDMESH_ASSIGN_OR_RETURN(op.activation, Decode(from.activation()));
   op.scale = from.has_scale() ? from.scale() : 1;
+  SHARDMESH_RETURN_IF_ERROR(CheckFinite(op.scale, "scale"));
   return op;
 }
 

@@ -2,7 +2,6 @@
 #include "rpc/codec/tensor_op_codec.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -35,11 +34,6 @@ absl::Status ExceedsLimit(std::string_view field, int64_t have, int64_t limit,
                                    StrCat(have, " ", what, "; at most ", limit, " are allowed"),
                                    {{fact::kHave, have}, {fact::kLimit, limit}}),
                    field);
-}
-
-absl::Status CheckFinite(float value, std::string_view field) {
-  return std::isfinite(value) ? absl::OkStatus()
-                              : BadField(field, StrCat(field, " ", value, " is not finite"));
 }
 
 // Requires at most kMaxRank dimensions.

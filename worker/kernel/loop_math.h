@@ -139,13 +139,14 @@ inline double Log(double x) {
   return x == kInfinite ? kInfinite : result;
 }
 
-// Sets the sine and the cosine of x, with an error below 1e-15 + 3e-17 |x|. Requires
-// |x| <= 2^31 * pi / 2. Beyond this, both stay between -1 and 1, but mean nothing.
+// Sets the sine and the cosine of x, with an error below 1e-15. Requires |x| <= 2^31 * pi / 2.
+// Beyond this, both stay between -1 and 1, but mean nothing.
 inline void SineAndCosine(double x, double& sine, double& cosine) {
-  // Pi / 2 in three parts; products of the first two with integers below 2^20 are exact.
-  constexpr double kHigh = 0x1.921fb54400000p+0;
-  constexpr double kMiddle = 0x1.0b4611a600000p-34;
-  constexpr double kLow = 0x1.3198a2e037073p-69;
+  // Pi / 2 in three parts. The first two have 22 bits, so that their products with integers up to
+  // 2^31, and the differences below, are exact.
+  constexpr double kHigh = 0x1.921fbp+0;
+  constexpr double kMiddle = 0x1.5110bp-22;
+  constexpr double kLow = 0x1.18469898cc517p-44;
   const double shifted = x * 0x1.45f306dc9c883p-1 + kRoundToInteger;
   const double quarter = shifted - kRoundToInteger;
   double r = ((x - quarter * kHigh) - quarter * kMiddle) - quarter * kLow;  // within pi / 4

@@ -125,7 +125,11 @@ class RankStep {
         link_(context.link, context.options->recorder),
         result_(*result) {
     op_context_ = {
-        .matmul = options_.kernel, .pool = options_.pool, .threads = options_.kernel->threads()};
+        .matmul = options_.kernel,
+        .pool = options_.pool,
+        .allocate = [this](int64_t size_bytes,
+                           std::string_view what) { return PooledBuffer(size_bytes, what); },
+        .threads = options_.kernel->threads()};
   }
 
   absl::Status Run() {

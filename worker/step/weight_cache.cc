@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "process/failpoint.h"
 #include "process/log.h"
 #include "status/status_macros.h"
 
@@ -108,6 +109,7 @@ bool WeightCache::PutInStore() {
   bool was_any_put = false;
   for (const auto& [key, entry] : moving) {
     const absl::Status put = store_->HoldAs(key.first, entry.tile, entry.packed);
+    SHARDMESH_PASSES("weights.put");
     was_any_put |= put.ok();
     if (absl::IsDataLoss(put)) {
       LogWarning("packed weights stay beside the plain ones",
@@ -116,9 +118,11 @@ bool WeightCache::PutInStore() {
     absl::MutexLock lock(&mutex_);
     const auto found = entries_.find(key);
     if (found == entries_.end() || found->second.packed != entry.packed) continue;
+    // A step on another thread may have taken the plain bytes meanwhile: both forms stay then.
+    if (found->second.place != Place::kMoving) continue;
     if (put.ok()) {
       entries_.erase(found);
-    } else if (found->second.place == Place::kMoving) {
+    } else {
       // A tile that is not committed yet is put after a later step.
       found->second.place = absl::IsNotFound(put) ? Place::kCandidate : Place::kBeside;
     }

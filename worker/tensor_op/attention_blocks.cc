@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "status/status_macros.h"
 #include "tensor/buffer.h"
@@ -85,7 +86,10 @@ class BlockStream {
     const int64_t scores = place(score_bytes);
     const int64_t weights = place(weight_bytes);
     const int64_t results = place(result_bytes);
-    SHARDMESH_ASSIGN_OR_RETURN(memory_, context_.pool->Allocate(total_bytes, "attention"));
+    constexpr std::string_view kWhat = "attention";
+    SHARDMESH_ASSIGN_OR_RETURN(memory_, context_.allocate
+                                            ? context_.allocate(total_bytes, kWhat)
+                                            : context_.pool->Allocate(total_bytes, kWhat));
     queries_ = memory_.data() + queries;
     keys_ = memory_.data() + keys;
     values_ = memory_.data() + values;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr size_t kLanes = 32;
 constexpr float kRowNan = std::bit_cast<float>(uint32_t{0x7FC00000});
+constexpr double kLargestAngle = 3e9;  // SineAndCosine takes somewhat larger ones
 
 // Adds term(i) for i in [0, count): those with equal i % kLanes first, then the sums of neighbours.
 template <typename Term>
@@ -46,10 +47,7 @@ double SumSquares(const float* in, double mean, size_t count) {
   });
 }
 
-inline float OneNan(double value) {
-  const float rounded = static_cast<float>(value);
-  return rounded != rounded ? kRowNan : rounded;
-}
+inline float OneNan(float value) { return value != value ? kRowNan : value; }
 
 template <bool kHasWeight, bool kHasBias>
 void ScaleElements(const float* in, const RowScaling& scaling, size_t count, float* out) {
@@ -62,7 +60,7 @@ void ScaleElements(const float* in, const RowScaling& scaling, size_t count, flo
     double value = (static_cast<double>(in[i]) - mean) * factor;
     if constexpr (kHasWeight) value *= static_cast<double>(weight[i]);
     if constexpr (kHasBias) value += static_cast<double>(bias[i]);
-    out[i] = OneNan(value);
+    out[i] = OneNan(static_cast<float>(value));
   }
 }
 
@@ -126,9 +124,9 @@ void AnglesOfRow(double position, const float* __restrict frequencies, size_t co
     double sine = 0;
     double cosine = 0;
     SineAndCosine(angle, sine, cosine);
-    const bool is_finite = angle - angle == 0;
-    sines[i] = is_finite ? static_cast<float>(sine) : kRowNan;
-    cosines[i] = is_finite ? static_cast<float>(cosine) : kRowNan;
+    const bool is_in_range = Magnitude(angle) <= kLargestAngle;  // false for a NaN
+    sines[i] = is_in_range ? static_cast<float>(sine) : kRowNan;
+    cosines[i] = is_in_range ? static_cast<float>(cosine) : kRowNan;
   }
 }
 
@@ -138,8 +136,8 @@ void RotateHalves(const float* in, const float* __restrict sines, const float* _
   for (size_t i = 0; i < pairs; ++i) {
     const float x = in[i];
     const float y = in[i + pairs];
-    out[i] = x * cosines[i] - y * sines[i];
-    out[i + pairs] = y * cosines[i] + x * sines[i];
+    out[i] = OneNan(x * cosines[i] - y * sines[i]);
+    out[i + pairs] = OneNan(y * cosines[i] + x * sines[i]);
   }
 }
 
@@ -149,8 +147,8 @@ void RotateNeighbours(const float* in, const float* __restrict sines,
   for (size_t i = 0; i < pairs; ++i) {
     const float x = in[2 * i];
     const float y = in[2 * i + 1];
-    out[2 * i] = x * cosines[i] - y * sines[i];
-    out[2 * i + 1] = y * cosines[i] + x * sines[i];
+    out[2 * i] = OneNan(x * cosines[i] - y * sines[i]);
+    out[2 * i + 1] = OneNan(y * cosines[i] + x * sines[i]);
   }
 }
 

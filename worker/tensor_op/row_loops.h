@@ -17,7 +17,7 @@ struct RowScaling {
 };
 
 // Loops for one CPU. Their bits do not depend on the CPU: sums of F64 are added in a fixed order. A
-// NaN that a loop makes is 0x7FC00000. Thread-safe.
+// NaN that scale, angles or a rotation makes is 0x7FC00000. Thread-safe.
 struct RowLoops {
   // Return the sum of in[i], and that of (in[i] - mean)^2.
   double (*sum)(const float* in, size_t count);
@@ -35,8 +35,8 @@ struct RowLoops {
   // Divides by `divisor`.
   void (*divide)(double divisor, size_t count, float* values);
 
-  // Computes the sines and cosines of position * frequencies[i] with an error below 1e-7 for
-  // positions to 2^31.
+  // Computes the sines and cosines of position * frequencies[i], a product of F64s, with an error
+  // below 1e-15 before they are rounded. Those of a product beyond 3e9, or of a NaN, are NaNs.
   void (*angles)(double position, const float* frequencies, size_t count, float* sines,
                  float* cosines);
   // Rotate `pairs` pairs: elements i and i + pairs, or elements 2i and 2i + 1. `out` may be `in`.

@@ -249,8 +249,10 @@ absl::Status RunKernel(const SliceOp& op, OpInputs inputs, const OpOutput& outpu
       return TileMisfit("slice", "the input", input.shape, output.shape);
     }
     offset += first * from[i];
-    dimensions.push_back(
-        {.extent = output.shape[i], .from_stride = step * from[i], .to_stride = to[i]});
+    // The step of a single index can be any number: the stride would not fit.
+    dimensions.push_back({.extent = output.shape[i],
+                          .from_stride = output.shape[i] == 1 ? from[i] : step * from[i],
+                          .to_stride = to[i]});
   }
   return CopyStrided(size, dimensions, input.bytes.data() + offset, output.bytes.data(), context);
 }

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "program/tensor_op.h"
 #include "sharding/tile.h"
@@ -35,7 +37,11 @@ struct OpOutput {
 struct OpContext {
   MatmulKernel* matmul = nullptr;              // for attention over many queries
   std::shared_ptr<BufferPool> pool = nullptr;  // for working memory
-  int threads = 1;                             // the caller's thread is one of them
+  // Returns working memory in place of pool->Allocate, if not null: a caller that can make room in
+  // the pool does so. Called on the caller's thread.
+  std::function<absl::StatusOr<Buffer>(int64_t size_bytes, std::string_view what)> allocate =
+      nullptr;
+  int threads = 1;  // the caller's thread is one of them
   // Called on the caller's thread at least every 100 ms or so, if not null. A status other than OK
   // ends the run.
   std::function<absl::Status()> abort_check = nullptr;

@@ -190,6 +190,20 @@ TEST(TensorOpCodecTest, MalformedOpsNameTheirField) {
   }
 }
 
+TEST(TensorOpCodecTest, TheScaleOfALinearLayerIsFinite) {
+  v1::ProgramOp wire;
+  v1::LinearOp* const linear = wire.mutable_linear();
+  linear->set_weight_layout(v1::WEIGHT_LAYOUT_OUT_IN);
+  linear->set_scale(0.5F);
+  EXPECT_THAT(Decode(wire), IsOk());
+  for (const float scale :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    linear->set_scale(scale);
+    EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid));
+    EXPECT_EQ(FieldIn(Decode(wire).status()), "linear.scale");
+  }
+}
+
 TEST(TensorOpCodecTest, CountsBeyondTheirLimitsAreRefused) {
   const auto refused = [](const std::function<void(v1::TensorOp*)>& fill) {
     v1::TensorOp wire;

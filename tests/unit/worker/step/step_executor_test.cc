@@ -60,6 +60,31 @@ TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
   EXPECT_EQ(asked_bytes, 400'000);
 }
 
+TEST_P(StepExecutorTest, AnOpWithoutRoomForItsWorkTriesAgainOnceMemoryWasFreed) {
+  StartMesh("x=1");
+  for (const char* name : {"query", "keys", "values"}) {
+    Put(name, Tensor::Random({1, 64, 2, 16}, 5), SpecOf({"", "", "", ""}));
+  }
+  Order(1, {.operand_count = 3,
+            .ops = {TensorOp(AttentionOp{.query = 0, .keys = 1, .values = 2})},
+            .outputs = {3}});
+  order_.return_literals = false;
+  // Leaves room for the result, but not for the scores: 64 queries of a head, and 256 rows.
+  constexpr int64_t kScoreBytes = 64 * 256 * 4;
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  auto cached = std::make_unique<Buffer>(*pool.Allocate(left_bytes - kScoreBytes, "a cached tile"));
+  std::vector<int64_t> asked_bytes;
+  rank(0).free_memory = [&](int64_t size_bytes) {
+    asked_bytes.push_back(size_bytes);
+    cached.reset();
+    return true;
+  };
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_THAT(asked_bytes, testing::ElementsAre(testing::Gt(kScoreBytes)));
+}
+
 TEST_P(StepExecutorTest, AStepWithoutRoomTakesBackWhatPeersHaveRead) {
   StartMesh("x=2");
   constexpr int64_t kHalf = int64_t{2} << 20;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "process/crc32c.h"
+#include "process/failpoint.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -152,6 +153,23 @@ TEST_F(WeightCacheTest, AWeightThatIsUsedOtherwiseLaterIsPlainFromThenOn) {
     EXPECT_FALSE(cache_->PutInStore());
     EXPECT_EQ(budget_.used_bytes(), plain_bytes + packed->memory_bytes());
   }
+}
+
+TEST_F(WeightCacheTest, AWeightThatIsTakenPlainWhileItIsPutStaysPacked) {
+  Add("a");
+  const PackedTilePtr packed = Find("a", Plain("a"));
+  ASSERT_NE(packed, nullptr);
+  ASSERT_THAT(ArmFailpoints("weights.put=delay"), IsOk());
+  std::thread other_step([&] {
+    while (FormOf("a") == nullptr) std::this_thread::yield();
+    EXPECT_THAT(cache_->TakePlain("a", Whole(), packed), IsOk());
+  });
+  EXPECT_TRUE(cache_->PutInStore());
+  other_step.join();
+  EXPECT_THAT(ArmFailpoints(""), IsOk());
+  EXPECT_EQ(FormOf("a"), nullptr);
+  EXPECT_EQ(Find("a", Plain("a")), packed) << "it is not packed again";
+  EXPECT_FALSE(cache_->PutInStore());
 }
 
 TEST_F(WeightCacheTest, SeveralPackedFormsStayBesideThePlainOne) {

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -65,13 +68,47 @@ TEST(RotaryTest, BothLayoutsOfPairs) {
 }
 
 TEST(RotaryTest, AnglesOfLargePositionsAreExact) {
-  const TestTile input = Made(Dtype::kF32, {1, 3, 1, 4}, {1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0});
-  const TestTile positions = Made(Dtype::kI32, {3}, {100000, 1048575, 2147483647});
-  const TestTile frequencies = Made(Dtype::kF32, {2}, {1, 0.9172});
+  std::vector<double> all = {100000, 1048575, 16777213, 16777215, -16777217, -2147483648.0};
+  for (int i = 0; i < 26; ++i) all.push_back(2147483647.0 - 37 * i * i);
+  const auto count = static_cast<int64_t>(all.size());
+  std::vector<double> ones_and_zeros;
+  for (int64_t i = 0; i < count; ++i) ones_and_zeros.insert(ones_and_zeros.end(), {1, 1, 0, 0});
+  const TestTile input = Made(Dtype::kF32, {1, count, 1, 4}, ones_and_zeros);
+  const TestTile positions = Made(Dtype::kI32, {count}, all);
+  const TestTile frequencies = Made(Dtype::kF32, {2}, {1, 0.9172});  // not all products are F64s
   const std::vector<double> expected = PlainRotary({}, input, positions, frequencies);
   const std::vector<double> values = ValuesOf(RunOp(RotaryOp{}, {input, positions, frequencies}));
+  // The results are the cosines and sines themselves: half a unit of the last place below 1, and
+  // the error of a product below 2^31.
   for (size_t i = 0; i < values.size(); ++i) {
-    EXPECT_NEAR(values[i], expected[i], i < 8 ? 1.2e-7 : 4e-7) << i;
+    EXPECT_NEAR(values[i], expected[i], i % 2 == 0 ? 0x1.01p-25 : 0x1.01p-25 + 0x1p-23) << i;
+  }
+}
+
+TEST(RotaryTest, NansAndAnglesOutOfRangeGiveOneNan) {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  const TestTile input =
+      Made(Dtype::kF32, {1, 2, 1, 10}, {kInfinite, 1, 1, kInfinite, -NAN, 0, 1, 1, kInfinite, NAN,
+                                        kInfinite, 1, 1, kInfinite, -NAN, 0, 1, 1, kInfinite, NAN});
+  const TestTile positions = Made(Dtype::kI32, {2}, {0, 2147483647});
+  const TestTile frequencies = Made(Dtype::kF32, {5}, {1, 2, kInfinite, 1, -NAN});
+  for (const bool is_interleaved : {false, true}) {
+    OnEachInstructionSet([&](const std::string&) {
+      const TestTile result =
+          RunOp(RotaryOp{.is_interleaved = is_interleaved}, {input, positions, frequencies});
+      size_t nans = 0;
+      for (size_t i = 0; i < result.size(); ++i) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, result.bytes.data() + i * sizeof(bits), sizeof(bits));
+        if ((bits & 0x7FFFFFFF) <= 0x7F800000) continue;
+        ++nans;
+        EXPECT_EQ(bits, 0x7FC00000u) << i;
+      }
+      EXPECT_GE(nans, 12u);
+      if (is_interleaved) return;
+      EXPECT_EQ(ValuesOf(result)[1], 1) << "an angle of 0";
+      EXPECT_TRUE(std::isnan(ValuesOf(result)[11])) << "an angle of 4.3e9";
+    });
   }
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -92,6 +94,12 @@ TEST(ShapeOpsTest, SlicesWithSteps) {
   EXPECT_EQ(
       RunOp(SliceOp{.starts = {2, 3}, .limits = {2, 5}}, {Numbered(Dtype::kF32, {4, 6})}).size(),
       0u);
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(
+      ValuesOf(RunOp(SliceOp{.starts = {2, 3}, .limits = {4, 6}, .steps = {kLargest, kLargest / 2}},
+                     {Numbered(Dtype::kF32, {4, 6})})),
+      ValuesOf(
+          RunOp(SliceOp{.starts = {2, 3}, .limits = {3, 4}}, {Numbered(Dtype::kF32, {4, 6})})));
 }
 
 TEST(ShapeOpsTest, ASliceOfATileLeavesOtherDimensionsAlone) {
