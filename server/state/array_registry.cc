@@ -671,6 +671,10 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
         pending->arrays.push_back(std::move(array));
         committing_arrays_.insert(commit.array_id);
       }
+      for (const std::string& id : pending->request.updated) {
+        const auto found = FindLive(id);
+        if (found != arrays_.end()) found->second.is_committing_update = true;
+      }
       pending->more_names = MoreNames(pending->request);
       names_to_come_ += pending->more_names;
       for (const NameMove& move : pending->request.moves) {
@@ -737,8 +741,7 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     }
   }
   for (const std::string& id : request.reused) {
-    const auto found = FindLive(id);
-    if (found == arrays_.end() || !found->second.array->definition.is_state) continue;
+    if (!state_ids_.contains(id)) continue;
     return absl::AbortedError(
         StrCat("array \"", id,
                "\", whose content was to be used again, has become state that "
@@ -984,16 +987,13 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
     if (revision.ok()) {
       requests_->Finish(request.request_id, *revision);
       Apply(*pending, *revision);
-      for (const std::string& id : request.updated) {
-        const auto found = FindLive(id);
-        if (found != arrays_.end()) found->second.state_step = request.step;
-      }
     } else {
       requests_->Abandon(request.request_id);
       for (size_t i = 0; i < pending->chunks.size(); ++i) {
         dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
       }
     }
+    EndUpdates(request, revision.ok());
     // Undo the commit's own pins only after each name points to its new array. If a name moves to
     // the array that it already has, only the pin keeps that array during the move.
     for (const NameMove& move : request.moves) {
@@ -1018,6 +1018,21 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
   }
   events_.MakeCalls();
   RewriteSparse();
+}
+
+void ArrayRegistry::EndUpdates(const CommitRequest& request, bool is_committed) {
+  for (const std::string& id : request.updated) {
+    const auto found = FindLive(id);
+    if (found == arrays_.end()) continue;
+    ArrayEntry& entry = found->second;
+    entry.is_committing_update = false;
+    const std::vector<int64_t> recounted_ranks = std::exchange(entry.recounted_ranks, {});
+    if (!is_committed) continue;
+    entry.state_step = request.step;
+    for (const int64_t rank : recounted_ranks) SetMissing(entry, rank, true);
+    if (recounted_ranks.empty()) continue;
+    Tell(ArrayChange{.array_id = id, .mesh_id = entry.array->definition.descriptor.mesh_id});
+  }
 }
 
 void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
@@ -1636,19 +1651,24 @@ void ArrayRegistry::MakeState(absl::Span<const std::string> array_ids,
       records.puts.push_back({StateKey(id), EncodeState(id)});
       new_ids.push_back(id);
     }
+    // From now on no put may use what they have: see CheckCommit.
+    if (checked.ok()) state_ids_.insert(new_ids.begin(), new_ids.end());
     if (!checked.ok() || new_ids.empty()) {
       events_.Add(
           [callback = std::move(callback), checked]() mutable { std::move(callback)(checked); });
     } else {
       CommitToStore(std::move(records), [this, new_ids, callback = std::move(callback)](
                                             absl::StatusOr<Revision> revision) mutable {
-        if (revision.ok()) {
+        {
           absl::MutexLock locked(&mutex_);
           for (const std::string& id : new_ids) {
             const auto found = FindLive(id);
             // Another call may have made it state.
-            if (found != arrays_.end() && !found->second.array->definition.is_state) {
+            if (found == arrays_.end() || found->second.array->definition.is_state) continue;
+            if (revision.ok()) {
               SetState(found);
+            } else {
+              state_ids_.erase(id);
             }
           }
         }
@@ -2690,6 +2710,7 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
       SetMissing(entry, *rank, true);
       return put_aside(*std::move(reason), true);
     }
+    if (entry.is_committing_update) entry.recounted_ranks.push_back(*rank);
     verdict.commit.push_back(tile.array_id);
     if (!entry.adopted_from.empty()) {
       entry.adopted_from[static_cast<size_t>(*rank)] = inventory.identity;

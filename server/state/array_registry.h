@@ -716,6 +716,10 @@ class ArrayRegistry {
     bool wants_no_companion = false;
     // For state: the last step that updated it; 0: none did; nullopt: not known since Open.
     std::optional<int64_t> state_step = 0;
+    // A commit that updates the array is being written. Ranks whose tiles inventories have brought
+    // since it began: their workers have attached anew, and miss the commit.
+    bool is_committing_update = false;
+    std::vector<int64_t> recounted_ranks = {};
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
     std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
@@ -895,6 +899,9 @@ class ArrayRegistry {
   void SetState(Arrays::iterator found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why the array cannot become state; OK if it can.
   absl::Status CheckMayBeState(std::string_view array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Ends the updates of a commit that has been written, or has failed.
+  void EndUpdates(const CommitRequest& request, bool is_committed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Judges a tile of an array of state whose place is right; the reason to put it aside, or none.
   std::optional<std::string> JudgeState(ArrayEntry& entry, int64_t state_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -1055,7 +1062,8 @@ class ArrayRegistry {
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
-  // The arrays of the records state/ID. Some may wait for their adoption.
+  // The arrays of the records state/ID, also of those that are being written. Some may wait for
+  // their adoption.
   absl::flat_hash_set<std::string> state_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
