@@ -411,10 +411,13 @@ absl::Status ArrayRegistry::Load() {
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_states, store_->List(kStatePrefix));
   for (const KeyValue& item : stored_states.items) {
     // Whatever the record has: its key says that the array is state.
-    if (const auto id = DecodeState(item.key, item.value); !id.ok()) {
-      leave_out(item.key, id.status());
+    const std::string id = item.key.substr(kStatePrefix.size());
+    if (const auto state = DecodeState(item.key, item.value); state.ok()) {
+      least_state_steps_.emplace(id, state->step);
+    } else {
+      leave_out(item.key, state.status());
     }
-    state_ids_.insert(item.key.substr(kStatePrefix.size()));
+    state_ids_.insert(id);
   }
   for (const std::string& id : state_ids_) {
     const auto array = arrays.find(id);
@@ -908,6 +911,12 @@ void ArrayRegistry::Write(Pending* pending) {
   requests_->AddTo(&last, request.request_id, request.answer);
   // A transaction that only deletes names frees space.
   last.urgent = !request.moves.empty() && entries.empty();
+  if (last.puts.empty() && last.deletes.empty() && pending->manifest_id.empty()) return;
+  // With the names that move to the step's results. If this coordinator ends before the workers
+  // hear of the commit, the next one must not take the updated arrays as they were before.
+  for (const std::string& id : request.updated) {
+    last.puts.push_back({StateKey(id), EncodeState({.array_id = id, .step = request.step})});
+  }
 }
 
 void ArrayRegistry::WriteReleases(Pending* pending) {
@@ -1189,6 +1198,7 @@ void ArrayRegistry::EraseArray(Arrays::iterator entry) {
   unnamed_.erase(entry->first);
   unreplicated_.erase(entry->first);
   if (state_ids_.erase(entry->first) > 0) dead_keys_.push_back(StateKey(entry->first));
+  least_state_steps_.erase(entry->first);
   EraseOrigin(entry->second.array->definition.origin_key(), entry->first);
   for (const std::string& key : entry->second.other_origins) EraseOrigin(key, entry->first);
   arrays_.erase(entry);
@@ -1648,7 +1658,7 @@ void ArrayRegistry::MakeState(absl::Span<const std::string> array_ids,
       checked.Update(CheckMayBeState(id));
       if (!checked.ok()) break;
       if (FindLive(id)->second.array->definition.is_state) continue;
-      records.puts.push_back({StateKey(id), EncodeState(id)});
+      records.puts.push_back({StateKey(id), EncodeState({.array_id = id})});
       new_ids.push_back(id);
     }
     // From now on no put may use what they have: see CheckCommit.
@@ -1686,12 +1696,24 @@ std::optional<int64_t> ArrayRegistry::StateStepOf(std::string_view array_id) con
   return found->second.state_step;
 }
 
+int64_t ArrayRegistry::LeastStateStepOf(const std::string& array_id) const {
+  const auto found = least_state_steps_.find(array_id);
+  return found == least_state_steps_.end() ? 0 : found->second;
+}
+
 std::optional<std::string> ArrayRegistry::JudgeState(ArrayEntry& entry, int64_t state_step) {
-  if (!entry.state_step.has_value()) entry.state_step = state_step;
-  if (*entry.state_step == state_step) return std::nullopt;
   const auto name = [](int64_t step) {
     return step == 0 ? std::string("no step") : StrCat("step ", step);
   };
+  if (!entry.state_step.has_value()) {
+    const int64_t least = LeastStateStepOf(entry.array->definition.descriptor.array_id);
+    if (state_step < least) {
+      return StrCat("its array is state that ", name(least), " has updated, and the tile is of ",
+                    name(state_step));
+    }
+    entry.state_step = state_step;
+  }
+  if (*entry.state_step == state_step) return std::nullopt;
   return StrCat("its array is state that ", name(*entry.state_step),
                 " has updated last, and the tile is of ", name(state_step));
 }
@@ -2744,6 +2766,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   const int64_t rank = *mesh->second.rank;
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
   if (!tiling.ok() || tiling->TileOf(rank) != tile.tile) return false;
+  if (tile.state_step < LeastStateStepOf(tile.array_id)) return false;
   const auto [found, is_new] = orphans_.try_emplace(tile.array_id);
   Orphan& orphan = found->second;
   if (is_new) {

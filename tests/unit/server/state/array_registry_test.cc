@@ -2886,6 +2886,39 @@ TEST_F(ArrayRegistryTest, AfterARestartAllRanksMustHaveTheSameUpdate) {
   EXPECT_EQ(StateOf(torn), ArrayState::kDegraded);
 }
 
+// The step has moved a name to its result, and its coordinator has ended before any worker heard
+// so.
+TEST_F(ArrayRegistryTest, StateDoesNotComeBackFromBeforeAStepWhoseResultIsThere) {
+  const std::string named = Stage();
+  ASSERT_THAT(Put("kv", named), IsOk());
+  const std::string unnamed = Stage();
+  ASSERT_THAT(registry_->Pin(unnamed), IsOk());
+  ASSERT_THAT(Commit({{Staged(unnamed)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(MakeState({named, unnamed}), IsOk());
+  CommitUpdate({named, unnamed}, 6);
+  const std::string result = Stage();
+  CommitRequest step{.arrays = {Staged(result)},
+                     .moves = {{"logits", result, std::nullopt}},
+                     .request_id = "",
+                     .answer = ""};
+  step.updated = {named, unnamed};
+  step.step = 7;
+  ASSERT_THAT(Commit(step), IsOk());
+  const auto attach_at = [&](int64_t at_step) {
+    Reopen();
+    for (const int64_t rank : {0, 1}) {
+      const size_t put_aside = at_step < 7 ? 1 : 0;
+      EXPECT_THAT(Attach(rank, {Updated(named, rank, at_step)}).quarantine, SizeIs(put_aside));
+    }
+    return StateOf(named);
+  };
+  EXPECT_EQ(attach_at(7), ArrayState::kAvailable);
+  EXPECT_EQ(attach_at(8), ArrayState::kAvailable) << "steps that move no names leave no record";
+  EXPECT_EQ(attach_at(6), ArrayState::kDegraded);
+  for (const int64_t rank : {0, 1}) Attach(rank, {Updated(unnamed, rank, 6)});
+  EXPECT_THAT(registry_->FindArray(unnamed), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(ArrayRegistryTest, StateWithoutANameIsAdoptedAsState) {
   const std::string id = Stage();
   ASSERT_THAT(registry_->Pin(id), IsOk());
