@@ -104,7 +104,7 @@ struct StepRequest {
   std::string mesh_id;  // the participants serve ranks of this mesh
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
-  std::vector<std::string> writes;  // ids of arrays that the step makes, and of donated operands
+  std::vector<std::string> writes;  // ids of arrays that it makes or updates, and donated operands
   EncodedStepPtr message;           // the transport sends the same bytes to all participants
   absl::Duration timeout;           // from admission to the last report
   // From Submit to the last report, with the wait for earlier steps.
@@ -246,6 +246,7 @@ class Sequencer {
   //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
   //   RESOURCE_EXHAUSTED         max_live steps and transfers are live.
   //   INVALID_ARGUMENT           a participant is named twice, or there are none, or no timeout.
+  //   ABORTED (CANCELLED)        an earlier step of the chain has failed.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
   // Aborts a step. No effect if the step has reached kCommitting or has ended.
   void Cancel(StepTicket ticket);
