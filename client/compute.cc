@@ -291,6 +291,12 @@ std::vector<std::string> NamelessResultsOf(const StepResult& result,
   return kept;
 }
 
+// Adds the id of an operand that a step which succeeds consumes.
+void AddConsumed(const Operand& operand, std::vector<std::string>* to) {
+  const auto* const array = std::get_if<ArraySelector>(&operand.value);
+  if (operand.donate && array != nullptr && array->name.empty()) to->push_back(array->array_id);
+}
+
 // Runs a step in the session by `run`. Keeps its results without names, and drops the operands that
 // it may have consumed.
 absl::StatusOr<StepResult> RunStep(
@@ -308,12 +314,7 @@ absl::StatusOr<StepResult> RunStep(
   if (!result.ok()) return ErrorOfStep(std::move(result).status(), time, deadline);
   const std::vector<std::string> kept = NamelessResultsOf(*result, output.names);
   std::vector<std::string> consumed;
-  for (const Operand* const operand : operands) {
-    const auto* const array = std::get_if<ArraySelector>(&operand->value);
-    if (operand->donate && array != nullptr && array->name.empty()) {
-      consumed.push_back(array->array_id);
-    }
-  }
+  for (const Operand* const operand : operands) AddConsumed(*operand, &consumed);
   core->Keep(session, kept);
   core->Drop(consumed);
   return result;
@@ -459,7 +460,9 @@ absl::Status StepStream::Send(const ExecuteCall& call) {
   {
     absl::MutexLock lock(&mutex_);
     request.set_continue_after_errors(++sent_ == 1 && continue_after_errors_);
-    names_.emplace(sent_, call.output.names);
+    SentStep& sent = sent_steps_[sent_];
+    sent.names = call.output.names;
+    for (const Operand& operand : call.operands) AddConsumed(operand, &sent.consumed);
   }
   if (stream_->Write(request)) return absl::OkStatus();
   return absl::UnavailableError("the stream of steps has ended; read its end for the reason");
@@ -474,12 +477,12 @@ absl::StatusOr<StreamedStep> StepStream::Next() {
     return absl::OutOfRangeError("all steps of the stream have ended");
   }
   StreamedStep step{.number = response.number()};
-  std::vector<std::string> names;
+  SentStep sent;
   {
     absl::MutexLock lock(&mutex_);
-    if (const auto sent = names_.find(step.number); sent != names_.end()) {
-      names = std::move(sent->second);
-      names_.erase(sent);
+    if (const auto found = sent_steps_.find(step.number); found != sent_steps_.end()) {
+      sent = std::move(found->second);
+      sent_steps_.erase(found);
     }
   }
   if (response.has_error()) {
@@ -487,7 +490,10 @@ absl::StatusOr<StreamedStep> StepStream::Next() {
   } else {
     step.result = DecodeOutputs(response.response());
   }
-  if (step.result.ok()) core_->Keep(session_id_, NamelessResultsOf(*step.result, names));
+  if (step.result.ok()) {
+    core_->Keep(session_id_, NamelessResultsOf(*step.result, sent.names));
+    core_->Drop(sent.consumed);
+  }
   return step;
 }
 

@@ -66,8 +66,13 @@ class StepStream {
   const bool continue_after_errors_;
   absl::Mutex mutex_;
   int64_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By number of a step that has not ended: the names of its results.
-  std::map<int64_t, std::vector<std::string>> names_ ABSL_GUARDED_BY(mutex_);
+  struct SentStep {
+    std::vector<std::string> names = {};  // of the step's results
+    std::vector<std::string> consumed =
+        {};  // ids of operands that the step consumes if it succeeds
+  };
+  // By number, the steps that have not ended.
+  std::map<int64_t, SentStep> sent_steps_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Computation over arrays of a cluster.

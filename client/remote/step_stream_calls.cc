@@ -1,6 +1,8 @@
 // Opens and ends calls of ExecuteStream.
 #include "client/remote/step_stream_calls.h"
 
+#include <utility>
+
 namespace shardmesh::client {
 
 StepCallStream::StepCallStream(const CoordinatorConnection* connection, const CallLimit& limit)
@@ -19,8 +21,8 @@ StepCallStream::~StepCallStream() {
 }
 
 absl::Status StepCallStream::Finish() {
-  is_finished_ = true;
-  return connection_->StatusOf(stream_->Finish());
+  if (!std::exchange(is_finished_, true)) status_ = connection_->StatusOf(stream_->Finish());
+  return status_;
 }
 
 }  // namespace shardmesh::client

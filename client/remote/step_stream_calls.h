@@ -27,11 +27,14 @@ class StepCallStream {
 
   // Return false if the call has ended; Finish says why.
   bool Write(const v1::ExecuteStreamRequest& request) { return stream_->Write(request); }
-  bool Read(v1::ExecuteStreamResponse* response) { return stream_->Read(response); }
+  bool Read(v1::ExecuteStreamResponse* response) {
+    return !is_finished_ && stream_->Read(response);
+  }
   // Ends the client's side of the call.
   void EndWrites() { stream_->WritesDone(); }
   void Cancel() { context_.TryCancel(); }
-  // Returns the status of the call. Call it once, when Read has returned false.
+  // Returns the status of the call. Call it when Read has returned false; later calls return the
+  // same.
   absl::Status Finish();
 
  private:
@@ -41,6 +44,7 @@ class StepCallStream {
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse>>
       stream_;
   bool is_finished_ = false;
+  absl::Status status_;  // of Finish
 };
 
 }  // namespace shardmesh::client

@@ -380,16 +380,18 @@ absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::s
       record.mesh_id(), record.ranks(), {record.array_ids().begin(), record.array_ids().end()}};
 }
 
-std::string EncodeState(std::string_view array_id) {
+std::string EncodeState(const StateRecord& state) {
   proto::StateRecord record;
-  record.set_array_id(array_id.data(), array_id.size());
+  record.set_array_id(state.array_id);
+  record.set_step(state.step);
   return record.SerializeAsString();
 }
 
-absl::StatusOr<std::string> DecodeState(std::string_view key, const std::string& bytes) {
+absl::StatusOr<StateRecord> DecodeState(std::string_view key, const std::string& bytes) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::StateRecord>(key, bytes));
   if (record.array_id().empty()) return Damaged(key, "names no array");
-  return record.array_id();
+  if (record.step() < 0) return Damaged(key, "has a negative step");
+  return StateRecord{record.array_id(), record.step()};
 }
 
 std::vector<SavedPlacesRecord> EncodeSavedPlaces(absl::Span<const SavedPlace> places,

@@ -125,8 +125,12 @@ absl::StatusOr<std::vector<SavedPlace>> DecodeSavedPlaces(std::string_view key,
                                                           const std::string& bytes);
 
 // The record that an array is state: see ArrayRegistry::MakeState.
-std::string EncodeState(std::string_view array_id);
-absl::StatusOr<std::string> DecodeState(std::string_view key, const std::string& bytes);
+struct StateRecord {
+  std::string array_id;
+  int64_t step = 0;  // its content is at least of this step
+};
+std::string EncodeState(const StateRecord& state);
+absl::StatusOr<StateRecord> DecodeState(std::string_view key, const std::string& bytes);
 
 struct RequestRecord {
   std::string fingerprint;

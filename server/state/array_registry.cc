@@ -411,10 +411,13 @@ absl::Status ArrayRegistry::Load() {
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_states, store_->List(kStatePrefix));
   for (const KeyValue& item : stored_states.items) {
     // Whatever the record has: its key says that the array is state.
-    if (const auto id = DecodeState(item.key, item.value); !id.ok()) {
-      leave_out(item.key, id.status());
+    const std::string id = item.key.substr(kStatePrefix.size());
+    if (const auto state = DecodeState(item.key, item.value); state.ok()) {
+      least_state_steps_.emplace(id, state->step);
+    } else {
+      leave_out(item.key, state.status());
     }
-    state_ids_.insert(item.key.substr(kStatePrefix.size()));
+    state_ids_.insert(id);
   }
   for (const std::string& id : state_ids_) {
     const auto array = arrays.find(id);
@@ -671,6 +674,10 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
         pending->arrays.push_back(std::move(array));
         committing_arrays_.insert(commit.array_id);
       }
+      for (const std::string& id : pending->request.updated) {
+        const auto found = FindLive(id);
+        if (found != arrays_.end()) found->second.is_committing_update = true;
+      }
       pending->more_names = MoreNames(pending->request);
       names_to_come_ += pending->more_names;
       for (const NameMove& move : pending->request.moves) {
@@ -737,8 +744,7 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     }
   }
   for (const std::string& id : request.reused) {
-    const auto found = FindLive(id);
-    if (found == arrays_.end() || !found->second.array->definition.is_state) continue;
+    if (!state_ids_.contains(id)) continue;
     return absl::AbortedError(
         StrCat("array \"", id,
                "\", whose content was to be used again, has become state that "
@@ -905,6 +911,12 @@ void ArrayRegistry::Write(Pending* pending) {
   requests_->AddTo(&last, request.request_id, request.answer);
   // A transaction that only deletes names frees space.
   last.urgent = !request.moves.empty() && entries.empty();
+  if (last.puts.empty() && last.deletes.empty() && pending->manifest_id.empty()) return;
+  // With the names that move to the step's results. If this coordinator ends before the workers
+  // hear of the commit, the next one must not take the updated arrays as they were before.
+  for (const std::string& id : request.updated) {
+    last.puts.push_back({StateKey(id), EncodeState({.array_id = id, .step = request.step})});
+  }
 }
 
 void ArrayRegistry::WriteReleases(Pending* pending) {
@@ -984,16 +996,13 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
     if (revision.ok()) {
       requests_->Finish(request.request_id, *revision);
       Apply(*pending, *revision);
-      for (const std::string& id : request.updated) {
-        const auto found = FindLive(id);
-        if (found != arrays_.end()) found->second.state_step = request.step;
-      }
     } else {
       requests_->Abandon(request.request_id);
       for (size_t i = 0; i < pending->chunks.size(); ++i) {
         dead_keys_.push_back(ChunkKey(pending->manifest_id, static_cast<int64_t>(i)));
       }
     }
+    EndUpdates(request, revision.ok());
     // Undo the commit's own pins only after each name points to its new array. If a name moves to
     // the array that it already has, only the pin keeps that array during the move.
     for (const NameMove& move : request.moves) {
@@ -1018,6 +1027,21 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
   }
   events_.MakeCalls();
   RewriteSparse();
+}
+
+void ArrayRegistry::EndUpdates(const CommitRequest& request, bool is_committed) {
+  for (const std::string& id : request.updated) {
+    const auto found = FindLive(id);
+    if (found == arrays_.end()) continue;
+    ArrayEntry& entry = found->second;
+    entry.is_committing_update = false;
+    const std::vector<int64_t> recounted_ranks = std::exchange(entry.recounted_ranks, {});
+    if (!is_committed) continue;
+    entry.state_step = request.step;
+    for (const int64_t rank : recounted_ranks) SetMissing(entry, rank, true);
+    if (recounted_ranks.empty()) continue;
+    Tell(ArrayChange{.array_id = id, .mesh_id = entry.array->definition.descriptor.mesh_id});
+  }
 }
 
 void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
@@ -1174,6 +1198,7 @@ void ArrayRegistry::EraseArray(Arrays::iterator entry) {
   unnamed_.erase(entry->first);
   unreplicated_.erase(entry->first);
   if (state_ids_.erase(entry->first) > 0) dead_keys_.push_back(StateKey(entry->first));
+  least_state_steps_.erase(entry->first);
   EraseOrigin(entry->second.array->definition.origin_key(), entry->first);
   for (const std::string& key : entry->second.other_origins) EraseOrigin(key, entry->first);
   arrays_.erase(entry);
@@ -1633,22 +1658,27 @@ void ArrayRegistry::MakeState(absl::Span<const std::string> array_ids,
       checked.Update(CheckMayBeState(id));
       if (!checked.ok()) break;
       if (FindLive(id)->second.array->definition.is_state) continue;
-      records.puts.push_back({StateKey(id), EncodeState(id)});
+      records.puts.push_back({StateKey(id), EncodeState({.array_id = id})});
       new_ids.push_back(id);
     }
+    // From now on no put may use what they have: see CheckCommit.
+    if (checked.ok()) state_ids_.insert(new_ids.begin(), new_ids.end());
     if (!checked.ok() || new_ids.empty()) {
       events_.Add(
           [callback = std::move(callback), checked]() mutable { std::move(callback)(checked); });
     } else {
       CommitToStore(std::move(records), [this, new_ids, callback = std::move(callback)](
                                             absl::StatusOr<Revision> revision) mutable {
-        if (revision.ok()) {
+        {
           absl::MutexLock locked(&mutex_);
           for (const std::string& id : new_ids) {
             const auto found = FindLive(id);
             // Another call may have made it state.
-            if (found != arrays_.end() && !found->second.array->definition.is_state) {
+            if (found == arrays_.end() || found->second.array->definition.is_state) continue;
+            if (revision.ok()) {
               SetState(found);
+            } else {
+              state_ids_.erase(id);
             }
           }
         }
@@ -1666,12 +1696,24 @@ std::optional<int64_t> ArrayRegistry::StateStepOf(std::string_view array_id) con
   return found->second.state_step;
 }
 
+int64_t ArrayRegistry::LeastStateStepOf(const std::string& array_id) const {
+  const auto found = least_state_steps_.find(array_id);
+  return found == least_state_steps_.end() ? 0 : found->second;
+}
+
 std::optional<std::string> ArrayRegistry::JudgeState(ArrayEntry& entry, int64_t state_step) {
-  if (!entry.state_step.has_value()) entry.state_step = state_step;
-  if (*entry.state_step == state_step) return std::nullopt;
   const auto name = [](int64_t step) {
     return step == 0 ? std::string("no step") : StrCat("step ", step);
   };
+  if (!entry.state_step.has_value()) {
+    const int64_t least = LeastStateStepOf(entry.array->definition.descriptor.array_id);
+    if (state_step < least) {
+      return StrCat("its array is state that ", name(least), " has updated, and the tile is of ",
+                    name(state_step));
+    }
+    entry.state_step = state_step;
+  }
+  if (*entry.state_step == state_step) return std::nullopt;
   return StrCat("its array is state that ", name(*entry.state_step),
                 " has updated last, and the tile is of ", name(state_step));
 }
@@ -2690,6 +2732,7 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
       SetMissing(entry, *rank, true);
       return put_aside(*std::move(reason), true);
     }
+    if (entry.is_committing_update) entry.recounted_ranks.push_back(*rank);
     verdict.commit.push_back(tile.array_id);
     if (!entry.adopted_from.empty()) {
       entry.adopted_from[static_cast<size_t>(*rank)] = inventory.identity;
@@ -2723,6 +2766,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   const int64_t rank = *mesh->second.rank;
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
   if (!tiling.ok() || tiling->TileOf(rank) != tile.tile) return false;
+  if (tile.state_step < LeastStateStepOf(tile.array_id)) return false;
   const auto [found, is_new] = orphans_.try_emplace(tile.array_id);
   Orphan& orphan = found->second;
   if (is_new) {

@@ -334,9 +334,10 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // checkpoint, durably, and no search by origin or content finds it. A lost tile is never repaired;
 // the array stays degraded until it is released. State never becomes cached. The registry knows the
 // last step that updated an array, and counts a tile of an inventory only if that step made the
-// tile's content. After Open, the first tile that a worker reports says which step that was. Ranks
-// that report others have missed the end of a step: their tiles go into quarantine, and the array
-// is degraded. State is thus at the same step on all ranks, or lost.
+// tile's content. After Open, the first tile that a worker reports says which step that was, unless
+// the record says that there was a later one. Ranks that report others have missed the end of a
+// step: their tiles go into quarantine, and the array is degraded. State is thus at the same step
+// on all ranks, or lost.
 //
 // In the store:
 //
@@ -348,7 +349,7 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 //   manifest/ID          makes the manifest's chunks (names with arrays) valid, at its revision
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
 //   released/ID          arrays that were released and that workers may still have; ID is random
-//   state/ID             the array is state; also one without a name
+//   state/ID             the array is state, at least of this step; also one without a name
 //   released/ARRAY       the array of this id, which the commit that took its last name gave up
 // clang-format on
 //
@@ -716,6 +717,10 @@ class ArrayRegistry {
     bool wants_no_companion = false;
     // For state: the last step that updated it; 0: none did; nullopt: not known since Open.
     std::optional<int64_t> state_step = 0;
+    // A commit that updates the array is being written. Ranks whose tiles inventories have brought
+    // since it began: their workers have attached anew, and miss the commit.
+    bool is_committing_update = false;
+    std::vector<int64_t> recounted_ranks = {};
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
     std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
@@ -895,6 +900,11 @@ class ArrayRegistry {
   void SetState(Arrays::iterator found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why the array cannot become state; OK if it can.
   absl::Status CheckMayBeState(std::string_view array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Returns the least step of which a tile of the array is sound after Open; 0: any is.
+  int64_t LeastStateStepOf(const std::string& array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Ends the updates of a commit that has been written, or has failed.
+  void EndUpdates(const CommitRequest& request, bool is_committed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Judges a tile of an array of state whose place is right; the reason to put it aside, or none.
   std::optional<std::string> JudgeState(ArrayEntry& entry, int64_t state_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -1055,8 +1065,11 @@ class ArrayRegistry {
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
-  // The arrays of the records state/ID. Some may wait for their adoption.
+  // The arrays of the records state/ID, also of those that are being written. Some may wait for
+  // their adoption.
   absl::flat_hash_set<std::string> state_ids_ ABSL_GUARDED_BY(mutex_);
+  // By array: StateRecord::step at Open.
+  absl::flat_hash_map<std::string, int64_t> least_state_steps_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   bool is_caching_ ABSL_GUARDED_BY(mutex_) = false;

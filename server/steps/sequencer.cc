@@ -119,7 +119,7 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
 
 struct Sequencer::Work {
   StepTicket ticket = 0;
-  int64_t chain = 0;  // StepRequest::chain
+  std::shared_ptr<StepChain> chain = nullptr;  // StepRequest::chain
   WorkRef ref;
   State state = State::kWaiting;
   std::vector<std::string> reads;
@@ -186,8 +186,10 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
+    // A caller may submit a step before it hears that an earlier one has failed.
+    if (request.chain != nullptr && !request.chain->failure_.ok()) return request.chain->failure_;
     auto work = std::make_shared<Work>();
-    work->chain = request.chain;
+    work->chain = std::move(request.chain);
     work->ref.op = std::move(request.op);
     work->ref.mesh_id = std::move(request.mesh_id);
     work->ref.operation_id = std::move(request.operation_id);
@@ -759,13 +761,18 @@ void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
 }
 
 void Sequencer::FailChain(const Work& failed, const absl::Status& status) {
+  failed.chain->failure_ =
+      WithReason(absl::AbortedError(
+                     StrCat("the step was not run because ", Name(failed.ref),
+                            ", an earlier step of its stream, failed: ", ToStd(status.message()))),
+                 Reason::kCancelled);
   std::vector<WorkPtr> later;
   for (auto each = live_.upper_bound(failed.ticket); each != live_.end(); ++each) {
     const WorkPtr& work = each->second;
     if (work->chain == failed.chain && work->state != State::kCommitting) later.push_back(work);
   }
   for (const WorkPtr& work : later) {
-    work->chain = 0;
+    work->chain = nullptr;
     End(work, WithReason(absl::AbortedError(StrCat(
                              Name(work->ref), " was given up because ", Name(failed.ref),
                              ", an earlier step of its stream, failed: ", ToStd(status.message()))),
@@ -778,7 +785,7 @@ void Sequencer::End(const WorkPtr& work, absl::Status status) {
   // Work may end with an earlier step of its chain, while a caller goes through all live work.
   if (live_.erase(work->ticket) == 0) return;
   // Before the waiting steps that the end of this one lets run.
-  if (!status.ok() && work->chain != 0) FailChain(*work, status);
+  if (!status.ok() && work->chain != nullptr) FailChain(*work, status);
   RemoveOperands(*work);
   if (work->ref.transfer_id.empty()) {
     steps_.erase(work->ref.sequence);

@@ -89,13 +89,22 @@ using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
 
+// Steps that depend on each other, in the order in which they are submitted. If one fails, the
+// later ones that are not committing end with ABORTED (CANCELLED), and so do those that are
+// submitted after it has failed.
+class StepChain {
+ private:
+  friend class Sequencer;
+  absl::Status failure_;  // of the first step that failed; used under the sequencer's lock
+};
+
 // A run of a program, or of one op.
 struct StepRequest {
   std::string op;       // description in messages and records, such as `linear of "x", "w"`
   std::string mesh_id;  // the participants serve ranks of this mesh
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
-  std::vector<std::string> writes;  // ids of arrays that the step makes, and of donated operands
+  std::vector<std::string> writes;  // ids of arrays that it makes or updates, and donated operands
   EncodedStepPtr message;           // the transport sends the same bytes to all participants
   absl::Duration timeout;           // from admission to the last report
   // From Submit to the last report, with the wait for earlier steps.
@@ -104,10 +113,8 @@ struct StepRequest {
   // If set: called while the step runs with the bytes that a participant has received so far, by
   // its last heartbeat. A last call may come when the step has just ended.
   std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
-  std::string operation_id = {};  // as WorkRef
-  // Steps of one chain depend on each other: if one fails, the later ones that are not committing
-  // end with ABORTED (CANCELLED). 0: the step is of no chain.
-  int64_t chain = 0;
+  std::string operation_id = {};               // as WorkRef
+  std::shared_ptr<StepChain> chain = nullptr;  // null: the step is of no chain
 };
 
 using IdentitiesPtr = std::shared_ptr<const std::vector<std::string>>;
@@ -239,6 +246,7 @@ class Sequencer {
   //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
   //   RESOURCE_EXHAUSTED         max_live steps and transfers are live.
   //   INVALID_ARGUMENT           a participant is named twice, or there are none, or no timeout.
+  //   ABORTED (CANCELLED)        an earlier step of the chain has failed.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
   // Aborts a step. No effect if the step has reached kCommitting or has ended.
   void Cancel(StepTicket ticket);

@@ -26,6 +26,7 @@
 namespace shardmesh::server {
 
 struct PreparedPlan;  // planner.h
+class StepChain;      // sequencer.h
 
 // An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
@@ -104,7 +105,7 @@ struct StepCall {
   std::variant<Program, PlanHash> work = {};
   // If set, gets the plan of the step. A PlanHash of the plan that it has needs no cached plan.
   std::shared_ptr<KeptPlan> kept_plan = nullptr;
-  int64_t chain = 0;  // see StepRequest::chain
+  std::shared_ptr<StepChain> chain = nullptr;  // see StepRequest::chain
   // If set, the work is the program of this layer for the operands, and `work` has no effect.
   std::optional<LayerCall> layer = std::nullopt;
   StepOperands operands = {};

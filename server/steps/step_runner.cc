@@ -377,7 +377,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   step->mesh_id = plan.mesh_id;
   step->received = std::move(call.received);
   step->operation_id = call.operation_id;
-  step->chain = call.chain;
+  step->chain = std::move(call.chain);
 
   running->session_id = call.session_id;
   running->options = std::move(call.outputs);
@@ -503,8 +503,9 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
   }
   const bool is_untouched = std::all_of(
       running.operands.begin(), running.operands.end(), [](const FoundOperand& operand) {
-        return operand.array == nullptr ||
-               (operand.array->durability == Durability::kDisk && !operand.donate);
+        // The worker has removed the file of an array that the step updates.
+        return operand.array == nullptr || (operand.array->durability == Durability::kDisk &&
+                                            !operand.donate && !operand.is_updated);
       });
   if (!is_untouched) return status;
   // A client retries by itself after RECOVERING, but not after the reason of `status`.

@@ -18,6 +18,7 @@
 #include "rpc/stream/message_bytes.h"
 #include "server/codec/compute_codec.h"
 #include "server/steps/planner.h"
+#include "server/steps/sequencer.h"
 #include "shardmesh/v1/compute_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -42,8 +43,7 @@ class StepStreams::Stream final
       : streams_(streams),
         call_(call),
         caller_(rpc::CallerOf(*call)),
-        place_(streams->open_.Take(caller_.name)),
-        chain_(streams->next_chain_.fetch_add(1)) {
+        place_(streams->open_.Take(caller_.name)) {
     streams_->streams_.Add(this);
     if (!place_.has_value()) {
       End(WithRetryDelay(
@@ -57,29 +57,26 @@ class StepStreams::Stream final
     MaybeRead();
   }
 
+  // The reactions are work of end_, so that the stream is not finished while they begin to read or
+  // to write.
   void OnReadDone(bool ok) override {
-    if (!ok) {
+    if (!end_.BeginWork().ok()) return;
+    if (ok) {
+      TakeRead();
+    } else {
       {
         absl::MutexLock lock(&mutex_);
         is_reading_ = false;
         has_read_all_ = true;
       }
-      return EndIfDone();
+      EndIfDone();
     }
-    if (absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
-      return End(std::move(parsed));
-    }
-    const int64_t number = next_number_++;
-    absl::StatusOr<StepCall> call = TakeRequest(number);
-    if (!call.ok()) {
-      Answer(number, call.status());
-      return ReadOn();
-    }
-    Submit(number, *std::move(call));
+    end_.EndWork(absl::OkStatus());
   }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End(absl::CancelledError("the client left"));
+    if (!end_.BeginWork().ok()) return;
     const grpc::ByteBuffer* next = nullptr;
     {
       absl::MutexLock lock(&mutex_);
@@ -89,6 +86,7 @@ class StepStreams::Stream final
     if (next != nullptr) StartWrite(next);
     MaybeRead();
     EndIfDone();
+    end_.EndWork(absl::OkStatus());
   }
 
   void OnCancel() override { End(absl::CancelledError("the client left")); }
@@ -104,6 +102,20 @@ class StepStreams::Stream final
   }
 
  private:
+  // Begins the step of the request that was read.
+  void TakeRead() {
+    if (absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
+      return End(std::move(parsed));
+    }
+    const int64_t number = next_number_++;
+    absl::StatusOr<StepCall> call = TakeRequest(number);
+    if (!call.ok()) {
+      Answer(number, call.status());
+      return ReadOn();
+    }
+    Submit(number, *std::move(call));
+  }
+
   // Ends the stream, and cancels its steps. The stream finishes when all of them have ended.
   void End(absl::Status status) {
     if (!end_.BeginWork().ok()) return;
@@ -152,7 +164,7 @@ class StepStreams::Stream final
     call->method = "ExecuteStream";
     call->caller = caller_;
     call->kept_plan = plan_;
-    call->chain = goes_on_ ? 0 : chain_;
+    if (!goes_on_) call->chain = chain_;
     return call;
   }
 
@@ -255,7 +267,7 @@ class StepStreams::Stream final
   const grpc::CallbackServerContext* const call_;
   const rpc::Caller caller_;
   const std::optional<CallerCount::Place> place_;
-  const int64_t chain_;
+  const std::shared_ptr<StepChain> chain_ = std::make_shared<StepChain>();
   const std::shared_ptr<KeptPlan> plan_ = std::make_shared<KeptPlan>();
 
   // Used only by the turn of the request that was read.

@@ -4,7 +4,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "server/resolve/background.h"
@@ -38,7 +37,6 @@ class StepStreams {
   StepRunner* const runner_;
   StreamSet<Stream> streams_;
   CallerCount open_{kMaxPerCaller};
-  std::atomic<int64_t> next_chain_{1};
   Background planning_{1};  // of steps whose planning takes long; last: its tasks use the others
 };
 

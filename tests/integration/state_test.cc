@@ -76,6 +76,7 @@ class StateTest : public ::testing::Test {
       succeeded += step->result.ok() ? 1 : 0;
     }
     sender.join();
+    EXPECT_FALSE((*stream)->Next().ok()) << "the end may be read again";
     return succeeded;
   }
 

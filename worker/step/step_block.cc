@@ -51,6 +51,11 @@ OwnedMutableBytes StepBlock::Share(int64_t offset_bytes, int64_t size_bytes) {
   return Add({.begin_bytes = offset_bytes, .end_bytes = offset_bytes + size_bytes});
 }
 
+bool StepBlock::HasOwners() const {
+  absl::MutexLock lock(&shared_->mutex);
+  return !shared_->owned.empty();
+}
+
 void StepBlock::Wait(absl::Duration timeout) {
   absl::MutexLock lock(&shared_->mutex);
   if (!shared_->owned.empty()) shared_->released.WaitWithTimeout(&shared_->mutex, timeout);

@@ -40,6 +40,9 @@ class StepBlock {
   // caller goes on to read after it has released its own owner.
   OwnedMutableBytes Share(int64_t offset_bytes, int64_t size_bytes);
 
+  // Whether any part has an owner.
+  bool HasOwners() const;
+
   // Waits until an owner is released, at most for `timeout`. Returns at once if there is no owner.
   void Wait(absl::Duration timeout);
 

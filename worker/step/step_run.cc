@@ -148,8 +148,8 @@ class RankStep {
     return StageUpdates();
   }
 
-  // Returns the updates of the plan, in its order, after Run. They are undone with this object if
-  // nobody takes them.
+  // Returns the updates of the plan, in its order, after Run; those that were begun if it has
+  // failed.
   TileUpdates TakeUpdates() { return std::move(updates_); }
 
  private:
@@ -1032,6 +1032,7 @@ class RankStep {
       }
       updates_[i]->Replace(std::move(memory));
     }
+    for (const std::unique_ptr<TileUpdate>& update : updates_) update->AwaitCommit();
     return absl::OkStatus();
   }
 
@@ -1062,9 +1063,9 @@ absl::Status RunStep(const StepRunContext& context, StepResult* result, TileUpda
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RankPlan> part,
                              context.plan->PartOf(context.link->rank()));
   RankStep step(context, *part, result);
-  SHARDMESH_RETURN_IF_ERROR(step.Run());
+  absl::Status run = step.Run();
   *updates = step.TakeUpdates();
-  return absl::OkStatus();
+  return run;
 }
 
 }  // namespace shardmesh::worker

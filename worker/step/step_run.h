@@ -38,7 +38,8 @@ struct StepRunContext {
 // An operand that the plan updates is held for the step (TileUpdate) from the begin of the run. The
 // run writes rows into its memory where the plan allows this (RankValue::over_state), and otherwise
 // makes its new elements in memory of their own. `updates` gets the updates, to be committed with
-// the outputs. After an error it is unchanged, and the operands are as before.
+// the outputs. After an error the caller destroys them, once it has aborted the step in the links:
+// the operands are then as before.
 //
 // Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets
 // the identity of that peer in `result`, as the peer at fault. An error names the op. After an

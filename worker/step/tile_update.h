@@ -21,7 +21,9 @@ namespace shardmesh::worker {
 //   old rows in undo_log(), if needs_undo() is true.
 // - It makes the elements in other memory, and passes this to Replace.
 // Destruction before Commit undoes the update: the tile has the elements that it had before the
-// step.
+// step. If the step has lent the memory to messages, first waits a while for their end: a peer
+// takes bytes that change under it for damage, and ends its stream. Abort the step in the links
+// before.
 //
 // Used by one thread at a time.
 class TileUpdate {
@@ -44,11 +46,16 @@ class TileUpdate {
   // everything that was written in place.
   void Replace(std::shared_ptr<Buffer> memory) { replacement_ = std::move(memory); }
 
+  // Call it when the step has run: see StateTile::AwaitCommit.
+  void AwaitCommit() { tile_->AwaitCommit(); }
   // Ends the update: readers get the new elements. ABORTED if the store has dropped the array
   // meanwhile. Call it at most once.
   absl::Status Commit();
 
  private:
+  // Waits until nobody but this object has an owner of block().
+  void AwaitReaders() const;
+
   const StateTilePtr tile_;
   std::shared_ptr<StepBlock> block_;  // null after Commit
   UndoLog undo_log_;

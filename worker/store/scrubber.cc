@@ -93,6 +93,8 @@ void Scrubber::RunPass() {
 void Scrubber::Check(const std::string& array_id, const Tile& tile) {
   absl::StatusOr<StoredTilePtr> stored = options_.store->FindHeld(array_id, tile);
   if (!stored.ok()) return;  // it was dropped since the page was listed
+  // No checksum of state is kept that its bytes could be compared with.
+  if ((*stored)->is_state()) return;
   const TileDescription description = (*stored)->description();
   const uint32_t crc32c = (*stored)->crc32c();
   const bool is_durable = (*stored)->durable();
@@ -112,7 +114,9 @@ void Scrubber::Check(const std::string& array_id, const Tile& tile) {
                     is_durable && file.status.ok());
   }
   stored = options_.store->FindHeld(array_id, tile);
-  if (!stored.ok()) return;  // a tile that was dropped has no file any more, and needs none
+  // A tile that was dropped has no file any more, and needs none. The same holds for one that a
+  // step updates, or is about to: a file would bring back its old content at the next start.
+  if (!stored.ok() || !(*stored)->durable()) return;
   const absl::Status written = options_.store->RewriteFile(*stored);
   if (absl::IsNotFound(written)) return;
   damaged_files_.fetch_add(1);
@@ -142,6 +146,8 @@ Scrubber::Found Scrubber::CheckMemory(const std::string& array_id, const Tile& t
     {
       const absl::StatusOr<StoredTilePtr> stored = options_.store->FindHeld(array_id, tile);
       if (!stored.ok()) return {.is_gone = true, .status = {}};
+      // A step has updated the tile since the first piece, so that the pieces are of two contents.
+      if ((*stored)->is_state()) return {.is_gone = true, .status = {}};
       // Its bytes are those of its file, which CheckFile reads. If the disk did not deliver them, a
       // read of the mapping would end the process.
       if ((*stored)->is_unloaded()) return {};

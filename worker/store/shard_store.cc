@@ -1826,9 +1826,14 @@ absl::StatusOr<StoredTilePtr> ShardStore::HoldPlain(std::string_view array_id, c
   SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr held, FindIn(array_id, tile, /*staged_too=*/true));
   SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr plain, Unpacked(held));
   if (plain == held) return plain;
+  StoredTilePtr own = OwnObjectFor(*plain);
   absl::MutexLock lock(&mutex_);
-  Exchange(held, plain).IgnoreError();  // it may have left the store
-  return plain;
+  Exchange(held, own).IgnoreError();  // it may have left the store
+  return own;
+}
+
+StoredTilePtr ShardStore::OwnObjectFor(const StoredTile& unpacked) {
+  return std::make_shared<const StoredTile>(unpacked, unpacked.buffer_);
 }
 
 absl::StatusOr<StoredTilePtr> ShardStore::Unpacked(const StoredTilePtr& held) const {

@@ -130,7 +130,7 @@ class ShardStore;
 class StateTile;
 using StateTilePtr = std::unique_ptr<StateTile>;
 
-// The longest time that a find waits for the end of an exclusive update of the tile.
+// The longest time that a find waits for the end of an update of the tile: see ShardStore::Find.
 inline constexpr absl::Duration kFindWait = absl::Milliseconds(100);
 // The longest time that an update waits for the commit of the tile and for the end of the update
 // before it.
@@ -476,8 +476,6 @@ class ShardStore {
   absl::StatusOr<StateTilePtr> BeginUpdate(std::string_view array_id, const Tile& tile,
                                            int64_t step);
 
-  // Find, FindAll, FindAllStaged and FindStaged wait up to kFindWait for the end of an exclusive
-  // update. UNAVAILABLE (OVERLOADED) if it goes on, with a retry delay.
   // Holds a committed tile in another form from now on, instead of its bytes. Reads the form once
   // to verify it. Readers keep the bytes that they hold, and share them with those who ask for the
   // bytes meanwhile. The tile's file stays as it is.
@@ -491,6 +489,10 @@ class ShardStore {
   // now on.
   absl::StatusOr<StoredTilePtr> HoldPlain(std::string_view array_id, const Tile& tile);
 
+  // All finds wait up to kFindWait for the end of an update of the tile that is exclusive, or whose
+  // step has run and waits for its commit (StateTile::AwaitCommit). UNAVAILABLE (OVERLOADED) if it
+  // goes on, with a retry delay. A find after the commit of a step thus never gets the old content.
+  //
   // The following four functions return tiles with their bytes. If the store holds a tile in
   // another form, they unpack it into memory of the pool, which all readers of the tile share, and
   // which is free when the last of them is done. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no
@@ -584,6 +586,9 @@ class ShardStore {
     StoredTilePtr stored = nullptr;
     int64_t update = 0;         // number of the update that goes on; 0: none
     bool is_exclusive = false;  // `stored` may not be read until the update ends
+    // The step that updates the tile has run. `stored` may have been replaced by the time at which
+    // somebody who finds the tile uses it, so that finds wait for the end of the update.
+    bool is_ending = false;
   };
   struct ArrayEntry {
     // Either all tiles are Committed, or no tile is Committed.
@@ -621,8 +626,8 @@ class ShardStore {
   // was dropped or put aside since.
   TileEntry* EntryOfUpdate(const TileDescription& description, int64_t update)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until no exclusive update of this tile goes on (null: of any tile of the array). False:
-  // one still goes on after kFindWait.
+  // Waits until no update of this tile goes on that is exclusive or ending (null: of any tile of
+  // the array). False: one still goes on after kFindWait.
   bool AwaitReadable(std::string_view array_id, const Tile* tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The parts of BeginUpdate and of the end of an update. ReserveUpdate returns the update's
@@ -635,11 +640,17 @@ class ShardStore {
   absl::Status HoldPlainForUpdate(const TileDescription& description, int64_t update);
   absl::Status MakeVolatile(const TileDescription& description, int64_t update);
   bool EndUpdate(const TileDescription& description, int64_t update, StoredTilePtr updated);
+  // Called by StateTile::AwaitCommit.
+  void AwaitEndOfUpdate(const TileDescription& description, int64_t update);
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
   // Returns the tile with its bytes.
   absl::StatusOr<StoredTilePtr> Unpacked(const StoredTilePtr& held) const;
+  // Returns another object for a tile of Unpacked, for the store to hold. The held tile knows the
+  // object of Unpacked, and may give it to a reader at any time. If the store held that object, its
+  // use counts would not say that nobody reads the bytes.
+  static StoredTilePtr OwnObjectFor(const StoredTile& unpacked);
   absl::StatusOr<std::vector<StoredTilePtr>> AllUnpacked(
       absl::StatusOr<std::vector<StoredTilePtr>> held) const;
 

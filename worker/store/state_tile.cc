@@ -73,6 +73,10 @@ absl::Status StateTile::Commit(std::shared_ptr<Buffer> memory) {
   return DroppedMeanwhile(old_description_.array_id, old_description_.tile);
 }
 
+void StateTile::AwaitCommit() {
+  if (old_ != nullptr) store_->AwaitEndOfUpdate(old_description_, update_);
+}
+
 void StateTile::Abort() {
   if (old_ == nullptr) return;
   buffer_ = nullptr;
@@ -110,10 +114,11 @@ bool ShardStore::AwaitReadable(std::string_view array_id, const Tile* tile) cons
     mutex_.AssertHeld();
     const auto array = arrays_.find(ToAbsl(array_id));
     if (array == arrays_.end()) return true;
-    return std::none_of(
-        array->second.tiles.begin(), array->second.tiles.end(), [tile](const auto& each) {
-          return each.second.is_exclusive && (tile == nullptr || each.first == *tile);
-        });
+    return std::none_of(array->second.tiles.begin(), array->second.tiles.end(),
+                        [tile](const auto& each) {
+                          return (each.second.is_exclusive || each.second.is_ending) &&
+                                 (tile == nullptr || each.first == *tile);
+                        });
   };
   if (is_readable()) return true;
   const auto count = [&](int64_t change) {
@@ -165,7 +170,14 @@ bool ShardStore::EndUpdate(const TileDescription& description, int64_t update,
   if (updated != nullptr) old = std::exchange(entry->stored, std::move(updated));
   entry->update = 0;
   entry->is_exclusive = false;
+  entry->is_ending = false;
   return true;
+}
+
+void ShardStore::AwaitEndOfUpdate(const TileDescription& description, int64_t update) {
+  absl::MutexLock lock(&mutex_);
+  TileEntry* const entry = EntryOfUpdate(description, update);
+  if (entry != nullptr) entry->is_ending = true;
 }
 
 absl::Status ShardStore::RemoveTileFile(const TileDescription& description) {
@@ -209,7 +221,11 @@ absl::Status ShardStore::HoldPlainForUpdate(const TileDescription& description, 
     if (entry->stored->form() == nullptr) return absl::OkStatus();
     held = entry->stored;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(StoredTilePtr plain, Unpacked(held));
+  StoredTilePtr plain;
+  {
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr unpacked, Unpacked(held));
+    plain = OwnObjectFor(*unpacked);
+  }
   absl::MutexLock lock(&mutex_);
   TileEntry* const entry = EntryOfUpdate(description, update);
   if (entry == nullptr) return DroppedMeanwhile(description.array_id, description.tile);

@@ -38,10 +38,14 @@ class StateTile {
   // Returns the step that makes the update.
   int64_t step() const { return step_; }
 
+  // Says that the step has run. From now on finds of the tile wait for the end of the update, also
+  // if it is not exclusive: whoever learns that the step has committed may come here before the
+  // commit does, and must not find the old content. No effect after Commit or Abort.
+  void AwaitCommit();
   // Makes mutable_bytes() the tile's content. If `memory` is not null, makes it the tile's memory
   // instead; requires that it has the tile's size. The checksum of the content is computed when it
-  // is first asked for. ABORTED if the store has dropped the tile, or put it aside, since the update began. Call
-  // it at most once, and not after Abort.
+  // is first asked for. ABORTED if the store has dropped the tile, or put it aside, since the
+  // update began. Call it at most once, and not after Abort.
   absl::Status Commit(std::shared_ptr<Buffer> memory = nullptr);
   // Ends the update; the content is that of before. If the update is exclusive, the caller has
   // restored the bytes before the call. No effect after Commit or Abort.

@@ -1806,12 +1806,16 @@ TEST_F(ArrayRegistryTest, WhatASessionLetsGoOfIsReleasedTogether) {
   EXPECT_EQ(registry_->CountArrays().total(), 0);
 }
 
-// Sees what is written.
+// Sees what is written, and may hold it back.
 class RecordingStore final : public Store {
  public:
   explicit RecordingStore(Store* store) : store_(store) {}
   void Commit(Transaction transaction, CommitCallback callback) override {
     last_ = transaction;
+    if (holds_back_) {
+      held_back_.emplace_back(std::move(transaction), std::move(callback));
+      return;
+    }
     store_->Commit(std::move(transaction), std::move(callback));
   }
   absl::StatusOr<KeyValue> Get(std::string_view key, Revision at) const override {
@@ -1841,9 +1845,20 @@ class RecordingStore final : public Store {
 
   const Transaction& last() const { return last_; }
 
+  // From now on writes nothing, until LetGo.
+  void HoldBack() { holds_back_ = true; }
+  void LetGo() {
+    holds_back_ = false;
+    for (auto& [transaction, callback] : std::exchange(held_back_, {})) {
+      store_->Commit(std::move(transaction), std::move(callback));
+    }
+  }
+
  private:
   Store* const store_;
   Transaction last_;
+  bool holds_back_ = false;
+  std::vector<std::pair<Transaction, CommitCallback>> held_back_;
 };
 
 TEST_F(ArrayRegistryTest, OnlyTheDeletionOfNamesMayUseTheStoresReserve) {
@@ -2789,6 +2804,72 @@ TEST_F(ArrayRegistryTest, OnlyTilesOfTheLastUpdateCount) {
       << "nor come back from quarantine";
 }
 
+// A worker that attaches anew while the commit of an update is written gives the update up.
+TEST_F(ArrayRegistryTest, TilesThatInventoriesBringDuringACommitAreNotOfItsUpdate) {
+  RecordingStore store(store_.get());
+  registry_.reset();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      registry_, ArrayRegistry::Open(&store, &clock_, [](const auto&, const auto&) {}));
+  const std::string id = Stage();
+  ASSERT_THAT(Put("kv", id), IsOk());
+  ASSERT_THAT(MakeState({id}), IsOk());
+  const auto commit = [&](int64_t step, int64_t rank_that_attaches) {
+    CommitRequest update{.arrays = {},
+                         .moves = {{StrCat("also", step), id, std::nullopt}},
+                         .request_id = "",
+                         .answer = ""};
+    update.updated = {id};
+    update.step = step;
+    absl::Notification done;
+    store.HoldBack();
+    registry_->Commit(std::move(update), [&](const absl::StatusOr<CommitResult>& result) {
+      EXPECT_THAT(result, IsOk());
+      done.Notify();
+    });
+    if (rank_that_attaches >= 0) {
+      EXPECT_THAT(
+          Attach(rank_that_attaches, {Updated(id, rank_that_attaches, step - 1)}).quarantine,
+          IsEmpty())
+          << "nobody knows yet whether the step commits";
+    }
+    store.LetGo();
+    done.WaitForNotification();
+  };
+  commit(1, -1);
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  commit(2, 1);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded) << "the tile of rank 1 is of step 1";
+  EXPECT_THAT(Attach(1, {Updated(id, 1, 1)}).quarantine, SizeIs(1));
+  EXPECT_EQ(registry_->StateStepOf(id), 2);
+  registry_.reset();
+  Reopen();
+}
+
+// A put that has found an array by its content must not get it while the record is written.
+TEST_F(ArrayRegistryTest, APutDoesNotNameAnArrayThatIsBecomingState) {
+  RecordingStore store(store_.get());
+  registry_.reset();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      registry_, ArrayRegistry::Open(&store, &clock_, [](const auto&, const auto&) {}));
+  const std::string id = StageLoaded();
+  ASSERT_THAT(Put("kv", id), IsOk());
+  CommitRequest again{
+      .arrays = {}, .moves = {{"again", id, std::nullopt}}, .request_id = "", .answer = ""};
+  again.reused = {id};
+  absl::Notification done;
+  store.HoldBack();
+  registry_->MakeState({id}, [&](const absl::Status& status) {
+    EXPECT_THAT(status, IsOk());
+    done.Notify();
+  });
+  EXPECT_THAT(Commit(again), StatusIs(absl::StatusCode::kAborted));
+  store.LetGo();
+  done.WaitForNotification();
+  EXPECT_TRUE((*registry_->FindArray(id))->definition.is_state);
+  registry_.reset();
+  Reopen();
+}
+
 TEST_F(ArrayRegistryTest, AfterARestartAllRanksMustHaveTheSameUpdate) {
   const std::string same = Stage();
   const std::string torn = Stage();
@@ -2803,6 +2884,39 @@ TEST_F(ArrayRegistryTest, AfterARestartAllRanksMustHaveTheSameUpdate) {
   EXPECT_THAT(Attach(1, {Updated(same, 1, 7), Updated(torn, 1, 6)}).quarantine, SizeIs(1));
   EXPECT_EQ(StateOf(same), ArrayState::kAvailable);
   EXPECT_EQ(StateOf(torn), ArrayState::kDegraded);
+}
+
+// The step has moved a name to its result, and its coordinator has ended before any worker heard
+// so.
+TEST_F(ArrayRegistryTest, StateDoesNotComeBackFromBeforeAStepWhoseResultIsThere) {
+  const std::string named = Stage();
+  ASSERT_THAT(Put("kv", named), IsOk());
+  const std::string unnamed = Stage();
+  ASSERT_THAT(registry_->Pin(unnamed), IsOk());
+  ASSERT_THAT(Commit({{Staged(unnamed)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(MakeState({named, unnamed}), IsOk());
+  CommitUpdate({named, unnamed}, 6);
+  const std::string result = Stage();
+  CommitRequest step{.arrays = {Staged(result)},
+                     .moves = {{"logits", result, std::nullopt}},
+                     .request_id = "",
+                     .answer = ""};
+  step.updated = {named, unnamed};
+  step.step = 7;
+  ASSERT_THAT(Commit(step), IsOk());
+  const auto attach_at = [&](int64_t at_step) {
+    Reopen();
+    for (const int64_t rank : {0, 1}) {
+      const size_t put_aside = at_step < 7 ? 1 : 0;
+      EXPECT_THAT(Attach(rank, {Updated(named, rank, at_step)}).quarantine, SizeIs(put_aside));
+    }
+    return StateOf(named);
+  };
+  EXPECT_EQ(attach_at(7), ArrayState::kAvailable);
+  EXPECT_EQ(attach_at(8), ArrayState::kAvailable) << "steps that move no names leave no record";
+  EXPECT_EQ(attach_at(6), ArrayState::kDegraded);
+  for (const int64_t rank : {0, 1}) Attach(rank, {Updated(unnamed, rank, 6)});
+  EXPECT_THAT(registry_->FindArray(unnamed), StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(ArrayRegistryTest, StateWithoutANameIsAdoptedAsState) {

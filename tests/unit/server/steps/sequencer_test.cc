@@ -170,17 +170,20 @@ TEST_F(SequencerTest, UpdatesOfAnArrayWaitForItsReadersAndTheReverse) {
 }
 
 TEST_F(SequencerTest, AFailedStepEndsTheLaterStepsOfItsChain) {
-  const auto chained = [&](const std::string& op, std::vector<std::string> writes, int64_t chain) {
+  const auto chain = std::make_shared<StepChain>();
+  const auto other_chain = std::make_shared<StepChain>();
+  const auto chained = [&](const std::string& op, std::vector<std::string> writes,
+                           const std::shared_ptr<StepChain>& of) {
     StepRequest step = Step(op, {}, std::move(writes));
-    step.chain = chain;
+    step.chain = of;
     return step;
   };
-  ASSERT_THAT(Submit(chained("first", {"kv"}, 1)), IsOk());
-  ASSERT_THAT(Submit(chained("second", {"kv"}, 1)), IsOk());
-  ASSERT_THAT(Submit(chained("third", {"kv"}, 1)), IsOk());
-  ASSERT_THAT(Submit(chained("beside", {"other"}, 1)), IsOk());
-  ASSERT_THAT(Submit(chained("fourth", {"kv"}, 1)), IsOk());
-  ASSERT_THAT(Submit(chained("of another chain", {"kv"}, 2)), IsOk());
+  ASSERT_THAT(Submit(chained("first", {"kv"}, chain)), IsOk());
+  ASSERT_THAT(Submit(chained("second", {"kv"}, chain)), IsOk());
+  ASSERT_THAT(Submit(chained("third", {"kv"}, chain)), IsOk());
+  ASSERT_THAT(Submit(chained("beside", {"other"}, chain)), IsOk());
+  ASSERT_THAT(Submit(chained("fourth", {"kv"}, chain)), IsOk());
+  ASSERT_THAT(Submit(chained("of another chain", {"kv"}, other_chain)), IsOk());
   BothDone(101);
   // The second step has the next number after the one beside it.
   EXPECT_THAT(Report(103, "a", 0, absl::InternalError("broken")), IsOk());
@@ -198,12 +201,19 @@ TEST_F(SequencerTest, AFailedStepEndsTheLaterStepsOfItsChain) {
   EXPECT_THAT(transport_.heard(), Not(testing::Contains("start third")));
   EXPECT_THAT(transport_.heard(), testing::Contains("abort beside"));
   EXPECT_EQ(transport_.heard().back(), "start of another chain");
+
+  // The caller may submit it before it hears of the failure.
+  const absl::Status late = Submit(chained("late", {"kv"}, chain)).status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kAborted, Reason::kCancelled));
+  EXPECT_THAT(ToStd(late.message()), AllOf(HasSubstr("step 103 (second)"), HasSubstr("broken")));
+  EXPECT_THAT(Submit(chained("late", {"kv"}, other_chain)), IsOk());
 }
 
 TEST_F(SequencerTest, ALostWorkerEndsEachStepOfAChainOnce) {
+  const auto chain = std::make_shared<StepChain>();
   for (const char* op : {"first", "second", "third"}) {
     StepRequest step = Step(op, {}, {"kv"});
-    step.chain = 1;
+    step.chain = chain;
     ASSERT_THAT(Submit(std::move(step)), IsOk());
   }
   sequencer_.WorkerLost("a", 3, "gone");

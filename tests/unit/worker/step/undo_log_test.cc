@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "process/crc32c.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/step/tile_update.h"
@@ -181,6 +184,25 @@ TEST_F(TileUpdateTest, IsUndoneWithoutACommit) {
     const std::unique_ptr<TileUpdate> update = Begin();
     Write(*update);
   }
+  EXPECT_EQ(Content(), "01234567");
+}
+
+TEST_F(TileUpdateTest, IsUndoneWhenAMessageNoLongerNeedsTheBytes) {
+  std::unique_ptr<TileUpdate> update = Begin();
+  Write(*update);
+  OwnedMutableBytes lent = update->block()->Share(0, 8);
+  EXPECT_TRUE(update->block()->HasOwners());
+  absl::Notification is_sending;
+  std::string sent;
+  std::thread sender([&] {
+    is_sending.Notify();
+    for (const char byte : lent.bytes) sent.push_back(byte);
+    lent = {};
+  });
+  is_sending.WaitForNotification();
+  update = nullptr;
+  sender.join();
+  EXPECT_EQ(sent, "01ab4567");
   EXPECT_EQ(Content(), "01234567");
 }
 

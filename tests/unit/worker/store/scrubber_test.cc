@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
 #include "status/str_cat.h"
@@ -21,6 +24,7 @@
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
+#include "worker/store/state_tile.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -396,6 +400,38 @@ TEST_F(ScrubberTest, AnUnloadedTileWhoseBytesAreLostGoesIntoQuarantine) {
     EXPECT_FALSE(Holds(id));
     EXPECT_THAT(std::exchange(damaged_, {}),
                 ElementsAre(Pair(id, HasSubstr("its bytes are not in memory"))));
+  }
+}
+
+TEST_F(ScrubberTest, AStepMayUpdateATileWhileItIsCompared) {
+  AddTile("kv", /*durable=*/false);
+  const auto update = [this](int64_t step) {
+    auto begun = store_->BeginUpdate("kv", Describe("kv").tile, step);
+    ASSERT_THAT(begun, IsOk());
+    const absl::Span<char> bytes = (*begun)->mutable_bytes();
+    std::fill(bytes.begin(), bytes.end(), static_cast<char>(step));
+    ASSERT_THAT((*begun)->Commit(), IsOk());
+  };
+  // It waits after each piece, so that the updates usually come between two pieces.
+  Scrubber scrubber(
+      {.store = store_.get(),
+       .clock = &clock_,
+       .bytes_per_second = int64_t{20} << 20,
+       .interval = absl::Hours(1),
+       .damaged = [this](const std::string& array_id,
+                         const std::string& reason) { damaged_.emplace_back(array_id, reason); },
+       .reread = [this](const std::string& array_id) { reread_.push_back(array_id); }});
+  for (int64_t step = 1; step <= 4; step += 2) {  // a plain tile becomes state, then state changes
+    std::thread pass([&] { scrubber.RunPass(); });
+    const int64_t before = scrubber.counters().bytes;
+    while (scrubber.counters().bytes == before && scrubber.counters().passes < (step + 1) / 2) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    update(step);
+    update(step + 1);
+    pass.join();
+    EXPECT_THAT(damaged_, IsEmpty());
+    EXPECT_TRUE(Holds("kv"));
   }
 }
 

@@ -125,6 +125,31 @@ TEST_F(StateTileTest, AReaderKeepsTheOldBytesAndTheUpdateGetsACopy) {
   EXPECT_TRUE(update->is_exclusive()) << "nobody holds the tile any more";
 }
 
+TEST_F(StateTileTest, NobodyFindsTheOldContentOnceTheStepMayHaveCommitted) {
+  const auto store = OpenWithArray("");
+  for (const bool commits : {true, false}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr reader, store->Find("kv", kTile));
+    const std::string before = TextOf(reader);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StateTilePtr update, store->BeginUpdate("kv", kTile, 7));
+    ASSERT_FALSE(update->is_exclusive());
+    Fill(*update, 'b');
+    EXPECT_EQ(Content(*store), before) << "the step runs";
+    update->AwaitCommit();
+    EXPECT_THAT(store->Find("kv", kTile),
+                StatusIs(absl::StatusCode::kUnavailable, Reason::kOverloaded));
+    EXPECT_THAT(store->FindAllHeld("kv", /*staged_too=*/true),
+                StatusIs(absl::StatusCode::kUnavailable, Reason::kOverloaded));
+    if (commits) {
+      ASSERT_THAT(update->Commit(), IsOk());
+    } else {
+      update->Abort();
+    }
+    update->AwaitCommit();
+    EXPECT_EQ(Content(*store), Filled('b'));
+    EXPECT_EQ(TextOf(reader), before);
+  }
+}
+
 TEST_F(StateTileTest, AnUpdateThatAbortsLeavesTheTileAsItWas) {
   const auto store = OpenWithArray("");
   {

@@ -250,6 +250,26 @@ TEST_F(TileFormTest, TheBytesTakeThePlaceOfAFormAgain) {
   EXPECT_THAT(store_->HoldPlain("a", Whole()), StatusIs(absl::StatusCode::kNotFound));
 }
 
+// A held tile gives its readers the object that it unpacked last. If the store held that object, a
+// reader could get it while a step writes the bytes.
+TEST_F(TileFormTest, TheStoreHoldsAnotherObjectThanReadersShare) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  MeasurePlainBytes();
+  AddReversed();
+  absl::StatusOr<StoredTilePtr> reader = store_->Find("a", Whole());
+  ASSERT_THAT(reader, IsOk());
+  absl::StatusOr<StoredTilePtr> plain = store_->HoldPlain("a", Whole());
+  ASSERT_THAT(plain, IsOk());
+  EXPECT_NE(*plain, *reader);
+  EXPECT_EQ((*plain)->bytes().data(), (*reader)->bytes().data());
+  EXPECT_EQ(*store_->FindHeld("a", Whole()), *plain);
+  EXPECT_EQ(store_->used_bytes(), PlainBytes());
+  plain = absl::NotFoundError("");
+  EXPECT_EQ(store_->TakeMemory("a", Whole()), nullptr) << "the reader has the bytes";
+  reader = absl::NotFoundError("");
+  EXPECT_NE(store_->TakeMemory("a", Whole()), nullptr);
+}
+
 TEST_F(TileFormTest, ADurableTileKeepsItsFile) {
   ASSERT_NO_FATAL_FAILURE(OpenStore(/*on_disk=*/true));
   AddReversed();
