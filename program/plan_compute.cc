@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -170,6 +171,10 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCompute(const TensorOp& op,
       result.spec = wish.spec;
       result.cut_points = WithoutEqualParts(wish.cut_points);
     }
+  }
+  hash = absl::HashOf(hash, type->dtype, type->shape);
+  if (const auto* const slice = std::get_if<SliceOp>(&op); slice != nullptr) {
+    hash = absl::HashOf(hash, slice->starts);  // each layer may have its part of one array
   }
   const ShardingRule rule = ShardingRuleOf(op, types, *type);
   const TensorOp kind = WithoutInputs(op);
