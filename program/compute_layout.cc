@@ -23,27 +23,20 @@ void ForEachDim(const ShardingRule& rule, Visit visit) {
   for (const DimFactors& dim : rule.result) visit(dim);
 }
 
-// Returns, by factor, whether it is alone in all its dimensions.
-std::vector<bool> AreAlone(const ShardingRule& rule) {
-  std::vector<bool> alone(rule.sizes.size(), true);
-  ForEachDim(rule, [&](const DimFactors& dim) {
-    if (dim.size() < 2) return;
-    for (const size_t factor : dim) alone[factor] = false;
-  });
-  return alone;
-}
-
-bool IsUsed(const ComputeLayout& layout, const std::string& axis) {
-  return std::any_of(layout.begin(), layout.end(),
-                     [&](const DimParts& parts) { return Contains(parts.axes, axis); });
+// Returns whether the axis partitions a factor. Looks only at those that may have parts: a
+// concatenation has a factor for each of its inputs.
+bool IsUsed(const ShardingRule& rule, const ComputeLayout& layout, const std::string& axis) {
+  return std::any_of(rule.divisible.begin(), rule.divisible.end(),
+                     [&](size_t factor) { return Contains(layout[factor].axes, axis); });
 }
 
 // Returns the first axes of a dimension that may partition a factor that is alone in it. The parts
 // of these axes are those of the dimension, joined.
-DimParts PartsOfWholeDim(const Mesh& mesh, const ValueDescriptor& value, size_t dim,
-                         const Axes& axes, const ComputeLayout& layout) {
-  const auto end = std::find_if(axes.begin(), axes.end(),
-                                [&](const std::string& axis) { return IsUsed(layout, axis); });
+DimParts PartsOfWholeDim(const Mesh& mesh, const ShardingRule& rule, const ValueDescriptor& value,
+                         size_t dim, const Axes& axes, const ComputeLayout& layout) {
+  const auto end = std::find_if(axes.begin(), axes.end(), [&](const std::string& axis) {
+    return IsUsed(rule, layout, axis);
+  });
   DimParts parts = {.axes = Axes(axes.begin(), end)};
   if (!parts.axes.empty() && IsCut(value, dim)) {
     const std::vector<CutPoints> joined = WithoutEqualParts(
@@ -62,7 +55,6 @@ const std::vector<DimFactors>& FactorsOf(const ShardingRule& rule, size_t value)
 void AddPartsOf(const Mesh& mesh, const ShardingRule& rule, const std::vector<DimFactors>& factors,
                 const ValueDescriptor& value, bool may_sum, ComputeLayout* layout) {
   layout->resize(rule.sizes.size());
-  const std::vector<bool> alone = AreAlone(rule);
   const ValueLayout lies = LayoutOf(mesh, value);
   for (size_t dim = 0; dim < factors.size(); ++dim) {
     const Axes& axes = lies.dims[dim];
@@ -74,14 +66,14 @@ void AddPartsOf(const Mesh& mesh, const ShardingRule& rule, const std::vector<Di
         break;
       }
       DimParts& parts = (*layout)[factor];
-      if (alone[factor]) {
-        if (parts.axes.empty()) parts = PartsOfWholeDim(mesh, value, dim, axes, *layout);
+      if (rule.are_alone[factor]) {
+        if (parts.axes.empty()) parts = PartsOfWholeDim(mesh, rule, value, dim, axes, *layout);
         break;
       }
       if (IsCut(value, dim)) break;
       if (parts.axes.empty()) {
         int64_t count = 1;
-        for (size_t i = next; i < axes.size() && !IsUsed(*layout, axes[i]); ++i) {
+        for (size_t i = next; i < axes.size() && !IsUsed(rule, *layout, axes[i]); ++i) {
           count *= AxesSize(mesh, {axes[i]});
           if (rule.sizes[factor] % count != 0) break;
           parts.axes.push_back(axes[i]);

@@ -30,7 +30,7 @@ const std::vector<DimFactors>& FactorsOf(const ShardingRule& rule, size_t value)
 
 // Adds the parts of a value to the layout, as far as possible: a factor that has parts keeps them,
 // and so does an axis that partitions another factor. If not `may_sum`, factors of the kind kSummed
-// get no parts. Ignores unreduced axes.
+// get no parts. Ignores unreduced axes. The time does not depend on the number of inputs.
 void AddPartsOf(const Mesh& mesh, const ShardingRule& rule, const std::vector<DimFactors>& factors,
                 const ValueDescriptor& value, bool may_sum, ComputeLayout* layout);
 

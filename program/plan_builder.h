@@ -66,6 +66,9 @@ struct ComputeReaders {
 // lower, in proportion.
 inline constexpr size_t kMostProductLayouts = 256;
 inline constexpr size_t kMostLayouts = 2048;
+// The most layouts that the planner prices for all tensor ops of a program that differ. Beyond it,
+// the inputs of a tensor op keep their layouts as far as they can.
+inline constexpr size_t kMostComputeLayouts = 4096;
 
 // The instructions of one product in one layout: a piece that belongs behind the plan's other
 // instructions. Its values have the numbers after those of the plan.
@@ -263,7 +266,8 @@ class PlanBuilder {
   absl::flat_hash_map<size_t, std::vector<ComputeChoice>> compute_choices_;
   // By a hash of both values. Layouts of a product, and layers of a model, move the same values.
   absl::flat_hash_map<size_t, std::vector<KnownMove>> moves_;
-  size_t layouts_considered_ = 0;  // of all products
+  size_t layouts_considered_ = 0;          // of all products
+  size_t compute_layouts_considered_ = 0;  // of all tensor ops
 };
 
 }  // namespace shardmesh

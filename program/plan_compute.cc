@@ -6,8 +6,10 @@
 #include <numeric>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "program/compute_layout.h"
 #include "program/plan_builder.h"
@@ -79,19 +81,23 @@ absl::StatusOr<ValueIndex> PlanBuilder::Compute(TensorOp op, const ShardingRule&
                                                 const ValueDescriptor& result, bool has_wish,
                                                 const ComputeReaders& readers) {
   // An input that the op has twice with the same factors is laid out once.
-  std::vector<std::pair<ValueIndex, ValueDescriptor>> wanted;
+  struct LaidOutInput {
+    ValueDescriptor wanted;
+    ValueIndex value = 0;
+  };
+  absl::flat_hash_map<ValueIndex, std::vector<LaidOutInput>> known;  // by input
   std::vector<ValueIndex> inputs;
   for (const ValueIndex input : InputsOf(op)) {
-    std::pair<ValueIndex, ValueDescriptor> each = {
-        input, WithFactorParts(value(input), rule.inputs[wanted.size()], layout)};
-    const auto same = std::find(wanted.begin(), wanted.end(), each);
-    if (same != wanted.end()) {
-      inputs.push_back(inputs[static_cast<size_t>(same - wanted.begin())]);
-    } else {
-      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex laid_out, LaidOut(input, each.second));
-      inputs.push_back(laid_out);
+    ValueDescriptor wanted = WithFactorParts(value(input), rule.inputs[inputs.size()], layout);
+    std::vector<LaidOutInput>& of_input = known[input];
+    auto same = std::find_if(of_input.begin(), of_input.end(),
+                             [&](const LaidOutInput& each) { return each.wanted == wanted; });
+    if (same == of_input.end()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex laid_out, LaidOut(input, wanted));
+      of_input.push_back({.wanted = std::move(wanted), .value = laid_out});
+      same = of_input.end() - 1;
     }
-    wanted.push_back(std::move(each));
+    inputs.push_back(same->value);
   }
   size_t next = 0;
   ReplaceInputs(op, [&](ValueIndex /*value*/) { return inputs[next++]; });
@@ -113,7 +119,9 @@ absl::StatusOr<ComputeLayout> PlanBuilder::BestComputeLayout(const TensorOp& op,
                                                              bool has_wish,
                                                              const ComputeReaders& readers) {
   std::vector<ComputeLayout> layouts = ComputeLayoutsOf(rule, InputsOf(op), result, has_wish);
-  if (layouts.size() == 1) return std::move(layouts.front());
+  const size_t left = kMostComputeLayouts - compute_layouts_considered_;
+  if (layouts.size() == 1 || layouts.size() > left) return std::move(layouts.front());
+  compute_layouts_considered_ += layouts.size();
   // The layouts of results must not change with measured rates.
   const LinkCost links = std::exchange(links_, LinkCost());
   const KernelRates kernels = std::exchange(kernels_, KernelRates());
@@ -163,6 +171,10 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCompute(const TensorOp& op,
       result.spec = wish.spec;
       result.cut_points = WithoutEqualParts(wish.cut_points);
     }
+  }
+  hash = absl::HashOf(hash, type->dtype, type->shape);
+  if (const auto* const slice = std::get_if<SliceOp>(&op); slice != nullptr) {
+    hash = absl::HashOf(hash, slice->starts);  // each layer may have its part of one array
   }
   const ShardingRule rule = ShardingRuleOf(op, types, *type);
   const TensorOp kind = WithoutInputs(op);

@@ -19,6 +19,9 @@ namespace shardmesh {
 // The largest permitted number of operands, of ops, and of outputs in a program: each of the three
 // has this limit.
 inline constexpr uint32_t kMaxProgramSize = 8192;
+// The largest permitted number of inputs of all ops of a program together. Only concatenations can
+// exceed it: all other ops have at most 5 inputs. It bounds the time of planning.
+inline constexpr size_t kMaxProgramInputs = 8 * size_t{kMaxProgramSize};
 
 enum class WeightLayout : uint8_t {
   kOutIn,  // [out, in], as in PyTorch checkpoints

@@ -18,7 +18,15 @@ class RuleMaker {
     rule_.result.resize(result.shape.size());
   }
 
-  ShardingRule Finish() && { return std::move(rule_); }
+  ShardingRule Finish() && {
+    rule_.are_alone.assign(rule_.sizes.size(), true);
+    for (const std::vector<DimFactors>& input : rule_.inputs) FindThoseNotAlone(input);
+    FindThoseNotAlone(rule_.result);
+    for (size_t factor = 0; factor < rule_.kinds.size(); ++factor) {
+      if (rule_.kinds[factor] != FactorKind::kWhole) rule_.divisible.push_back(factor);
+    }
+    return std::move(rule_);
+  }
 
   void operator()(const MapOp& /*op*/) {
     AddDimsOfResult();
@@ -136,6 +144,12 @@ class RuleMaker {
   }
 
  private:
+  void FindThoseNotAlone(const std::vector<DimFactors>& dims) {
+    for (const DimFactors& dim : dims) {
+      if (dim.size() < 2) continue;
+      for (const size_t factor : dim) rule_.are_alone[factor] = false;
+    }
+  }
   // Adds a factor. Returns the factors of a dimension that consists of it.
   DimFactors Add(int64_t size, FactorKind kind = FactorKind::kFree) {
     if (size == 1) return {};

@@ -31,6 +31,10 @@ struct ShardingRule {
   std::vector<FactorKind> kinds;                // by factor
   std::vector<std::vector<DimFactors>> inputs;  // by input and dimension
   std::vector<DimFactors> result;               // by dimension
+
+  // What follows from the fields above. ShardingRuleOf sets it.
+  std::vector<bool> are_alone = {};    // by factor: whether it is alone in all its dimensions
+  std::vector<size_t> divisible = {};  // the factors that are not kWhole, in rising order
 };
 
 // Returns the rule of an op. `inputs` and `result` are the types of its inputs and of its result.

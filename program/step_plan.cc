@@ -326,6 +326,15 @@ absl::Status CheckProgram(const Program& program, absl::Span<const ValueDescript
         StrCat("a program has at most ", kMaxProgramSize, " operands, ops and outputs each"),
         {{fact::kLimit, kMaxProgramSize}});
   }
+  size_t inputs = 0;
+  for (const ProgramOp& op : program.ops) inputs += InputsOfOp(op).size();
+  if (inputs > kMaxProgramInputs) {
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat("the ops of the program have ", inputs, " inputs; at most ", kMaxProgramInputs,
+               " are allowed; join fewer inputs in each concatenation"),
+        {{fact::kHave, inputs}, {fact::kLimit, kMaxProgramInputs}});
+  }
   for (size_t i = 0; i < operands.size(); ++i) {
     if (const auto tiling = Tiling::Create(target.mesh, operands[i].spec, operands[i].shape,
                                            operands[i].cut_points);

@@ -239,7 +239,8 @@ struct PlanTarget {
 // - BAD_FIELD: the program is malformed. If an op reads a value that it or a later op makes, the
 //   message names the ops between them.
 // - INVALID_SPEC: the operand of a state update has unreduced axes, and its value does not.
-// - LIMIT_EXCEEDED: the program has more than kMaxProgramSize operands, ops or outputs.
+// - LIMIT_EXCEEDED: the program has more than kMaxProgramSize operands, ops or outputs, or its ops
+//   have more than kMaxProgramInputs inputs.
 // - For a reshard: INVALID_SPEC if the new layout has unreduced axes, INVALID_CUT_POINTS if
 //   part_starts has more lists than the value has dimensions, and errors of Tiling::Create and
 //   MovePlan.

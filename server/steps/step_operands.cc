@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/container/flat_hash_map.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/steps/replica_mesh.h"
@@ -213,6 +214,11 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
 }
 
 absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands) {
+  if (plan.updates.empty()) return absl::OkStatus();
+  absl::flat_hash_map<std::string_view, int> counts;  // of operands, by array
+  for (const FoundOperand& operand : *operands) {
+    if (operand.array != nullptr) ++counts[operand.array->definition.descriptor.array_id];
+  }
   for (const StateUpdate& update : plan.updates) {
     FoundOperand& operand = (*operands)[update.operand];
     const auto refused = [&](std::string_view why) {
@@ -227,9 +233,7 @@ absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands) 
       return refused("holds partial sums; reduce it first");
     }
     const std::string& id = operand.array->definition.descriptor.array_id;
-    for (const FoundOperand& other : *operands) {
-      if (&other == &operand || other.array == nullptr) continue;
-      if (other.array->definition.descriptor.array_id != id) continue;
+    if (counts[id] > 1) {
       return refused(StrCat("array ", id, " is another operand too; give it once"));
     }
     operand.is_updated = true;

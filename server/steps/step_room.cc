@@ -66,7 +66,15 @@ std::vector<int64_t> NeedOfStep(const Plan& plan, absl::Span<const FoundOperand>
   for (size_t i = 0; i < operands.size(); ++i) {
     if (operands[i].donate && results[i].has_value()) is_made_in_place[*results[i]] = true;
   }
-  for (const ValueIndex output : plan.outputs) {
+  // The results that have memory of their own when the step ends.
+  std::vector<ValueIndex> kept = plan.outputs;
+  if (!plan.updates.empty()) {
+    const std::vector<std::optional<ValueIndex>> places = StatePlaces(plan);
+    for (const StateUpdate& update : plan.updates) {
+      if (!places[update.value].has_value()) kept.push_back(update.value);
+    }
+  }
+  for (const ValueIndex output : kept) {
     const ValueDescriptor& value = plan.values[output];
     const bool is_in_place = is_made_in_place[output];
     if (!is_in_place && value.cut_points.empty()) continue;

@@ -155,7 +155,15 @@ StepRunner::StepRunner(const StepRunnerParts& parts)
 
 bool StepRunner::PlansLong(const Program& program, const StepOperands& operands) const {
   constexpr int64_t kMostOpsTimesDevices = int64_t{1} << 13;
-  return static_cast<int64_t>(program.ops.size()) >
+  // The inputs of a concatenation take about as long as those of other ops.
+  constexpr size_t kInputsOfOp = 4;
+  size_t ops = program.ops.size();
+  for (const ProgramOp& op : program.ops) {
+    const auto* const tensor = std::get_if<TensorOp>(&op);
+    const auto* const joined = tensor == nullptr ? nullptr : std::get_if<ConcatenateOp>(tensor);
+    if (joined != nullptr) ops += joined->inputs.size() / kInputsOfOp;
+  }
+  return static_cast<int64_t>(ops) >
          kMostOpsTimesDevices / std::max(finder_.DevicesOf(operands), int64_t{1});
 }
 

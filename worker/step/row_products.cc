@@ -64,6 +64,8 @@ absl::Status GatherAndMultiply(const CollectiveCall& call, RowProducts& products
                                absl::Span<const int64_t> place_rows, const OwnedBytes& mine,
                                absl::Span<char> out) {
   const std::vector<int64_t> first_rows = FirstRows(place_rows);
+  // Where there are no rows, nothing limits the size of a row.
+  if (first_rows.back() == 0) return absl::OkStatus();
   const int64_t lhs_row_bytes = products.lhs_row_bytes();
   // Rows of no elements are not sent, and every rank has them.
   if (lhs_row_bytes == 0) return products.Multiply(first_rows.back(), {}, out);
@@ -85,6 +87,7 @@ absl::Status MultiplyAndScatter(const CollectiveCall& call, const Combiner& comb
                                 RowProducts& products, absl::Span<const int64_t> place_rows,
                                 absl::Span<const char> lhs, absl::Span<char> out) {
   const std::vector<int64_t> first_rows = FirstRows(place_rows);
+  if (first_rows.back() == 0) return absl::OkStatus();  // as in GatherAndMultiply
   const int64_t out_row_bytes = products.out_row_bytes();
   const int64_t own_place = call.group->place();
   int64_t own_row = 0;

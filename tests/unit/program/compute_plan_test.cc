@@ -2,6 +2,7 @@
 // with the whole tensors; sums, wishes, and errors.
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "program/kernel_time.h"
+#include "program/plan_builder.h"
 #include "program/plan_check.h"
 #include "program/program.h"
 #include "program/step_plan.h"
@@ -231,6 +233,46 @@ TEST(ComputePlanTest, CountsWorkByBytesAndAttentionByProducts) {
                {Value({1000, 8}, PartitionSpec()), Value({3}, PartitionSpec(), Dtype::kI32)});
   ASSERT_THAT(lookup, IsOk());
   EXPECT_DOUBLE_EQ(seconds_of(*lookup), 2 * 4 * (3 * 8));
+}
+
+// The planner takes a time in proportion to the inputs.
+TEST(ComputePlanTest, ConcatenationsOfManyInputsHaveALimit) {
+  const std::vector<ValueDescriptor> operands(kMaxProgramSize, Value({2, 3}, Spec({{"a"}, {}})));
+  ConcatenateOp join = {.inputs = std::vector<ValueIndex>(kMaxProgramSize), .dimension = 1};
+  std::iota(join.inputs.begin(), join.inputs.end(), ValueIndex{0});
+  Program program = {.operand_count = kMaxProgramSize,
+                     .ops = std::vector<ProgramOp>(1, TensorOp(join)),
+                     .outputs = {kMaxProgramSize}};
+  const auto plan = PlanProgram(program, operands, Target("a=2"));
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_EQ(plan->instructions.size(), 1U) << "the inputs keep their layout";
+  EXPECT_EQ(plan->values.back(), Value({2, 3 * int64_t{kMaxProgramSize}}, Spec({{"a"}, {}})));
+  EXPECT_THAT(CheckPlan(*plan), IsOk());
+  program.ops.assign(9, TensorOp(join));
+  EXPECT_THAT(PlanProgram(program, operands, Target("a=2")).status(),
+              StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+// Each op differs from the others, so the planner cannot take the layout of an op before it.
+TEST(ComputePlanTest, OpsBeyondTheMostLayoutsKeepTheLayoutsOfTheirInputs) {
+  Program program = {.operand_count = 1, .ops = {}, .outputs = {}};
+  const int64_t rows = int64_t{kMostComputeLayouts} / 2 + 1;
+  for (int64_t i = 0; i < rows; ++i) {
+    program.ops.emplace_back(
+        TensorOp(SliceOp{.input = 0, .starts = {0, i, 0}, .limits = {2, i + 1, 2}, .steps = {}}));
+    program.ops.emplace_back(
+        ReshardOp{.input = static_cast<ValueIndex>(2 * i + 1), .spec = Spec({{}, {}, {"a"}})});
+    program.outputs.push_back(static_cast<ValueIndex>(2 * i + 2));
+  }
+  const auto plan =
+      PlanProgram(program, {Value({2, rows, 2}, Spec({{"a"}, {}, {}}))}, Target("a=2"));
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_THAT(CheckPlan(*plan), IsOk());
+  for (const Instruction& instruction : plan->instructions) {
+    if (!std::holds_alternative<LocalCompute>(instruction.kind)) continue;
+    EXPECT_EQ(plan->values[instruction.output].spec, Spec({{"a"}, {}, {}}));
+  }
+  EXPECT_EQ(plan->values[plan->outputs.back()].spec, Spec({{}, {}, {"a"}}));
 }
 
 TEST(ComputePlanTest, ErrorsNameTheOp) {

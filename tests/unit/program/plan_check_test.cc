@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <variant>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "program/collective_choice.h"
+#include "program/tensor_op.h"
 #include "status/reason.h"
 #include "tests/unit/program/plan_examples.h"
 
@@ -118,6 +121,95 @@ TEST(PlanCheckTest, JudgesProductsOfUnevenTiles) {
   other_axis.values[2].spec = PartitionSpec();
   other_axis.values[2].cut_points = {};
   EXPECT_EQ(ReasonOf(CheckPlan(other_axis)), Reason::kShapeMismatch);
+}
+
+// A worker runs kernels on tiles whose sizes follow from these values.
+TEST(PlanCheckTest, RefusesTensorOpsThatWereTamperedWith) {
+  struct Case {
+    TensorOp op;
+    std::vector<ValueDescriptor> inputs;
+    std::function<void(Plan*)> tamper;
+  };
+  const ValueDescriptor matrix = Value({4, 6}, Spec({{"tp"}, {}}));
+  const ValueDescriptor ids = Value({4}, Spec({{}}), Dtype::kI32);
+  const ValueDescriptor rows = Value({6}, Spec({{}}), Dtype::kI32);
+  const auto op_of = [](Plan* plan) -> TensorOp& {
+    return std::get<LocalCompute>(plan->instructions.back().kind).op;
+  };
+  const MapOp add = {.function = MapFunction::kAdd, .inputs = {0, 1}};
+  const SliceOp slice = {.input = 0, .starts = {0, 1}, .limits = {4, 5}, .steps = {}};
+  const ReshapeOp reshape = {.input = 0, .shape = {4, 2, 3}};
+  const UpdateRowsOp update = {.input = 0, .update = 1, .positions = 2};
+  const Case cases[] = {
+      {add,
+       {matrix, matrix},
+       [](Plan* plan) {
+         plan->values[1].shape = {4, 3};
+       }},
+      {add,
+       {matrix, matrix},
+       [](Plan* plan) {
+         plan->values[1].spec = Spec({{}, {"tp"}});
+       }},
+      {add,
+       {matrix, matrix},
+       [](Plan* plan) {
+         plan->values[1].cut_points = {{0, 1, 4}, {}};
+       }},
+      {add, {matrix, matrix}, [](Plan* plan) { plan->values[1].spec = Spec({{"tp"}}, {"dp"}); }},
+      {add, {matrix, matrix}, [](Plan* plan) { plan->values[2].dtype = Dtype::kF64; }},
+      {add,
+       {matrix, matrix},
+       [](Plan* plan) {
+         plan->values[2].spec = Spec({{}, {}});
+       }},
+      {add, {matrix, matrix}, [&](Plan* plan) { op_of(plan) = MapOp{.inputs = {0}}; }},
+      {slice,
+       {matrix},
+       [&](Plan* plan) {
+         std::get<SliceOp>(op_of(plan)).limits = {4, 7};
+       }},
+      {slice, {matrix}, [&](Plan* plan) { std::get<SliceOp>(op_of(plan)).starts = {0}; }},
+      {slice,
+       {matrix},
+       [](Plan* plan) {
+         plan->values[1].spec = Spec({{}, {"tp"}});
+       }},
+      {reshape,
+       {matrix},
+       [](Plan* plan) {
+         plan->values[0].shape = {4, 8};
+       }},
+      {reshape,
+       {matrix},
+       [](Plan* plan) {
+         plan->values[1].spec = Spec({{}, {"tp"}, {}});
+       }},
+      {reshape, {matrix}, [](Plan* plan) { plan->values[0].dtype = Dtype::kI8; }},
+      {EmbeddingOp{.table = 0, .ids = 1},
+       {Value({4096, 6}, Spec({{"tp"}, {}})), ids},
+       [](Plan* plan) {
+         plan->values[2].spec = Spec({{}, {}});
+       }},
+      {ReduceOp{.input = 0, .dimensions = {1}},
+       {matrix},
+       [&](Plan* plan) {
+         std::get<ReduceOp>(op_of(plan)).dimensions = {1, 2};
+       }},
+      {update, {matrix, matrix, rows}, [](Plan* plan) { plan->values[2].shape = {4}; }},
+      {update, {matrix, matrix, rows}, [](Plan* plan) { plan->values[2].dtype = Dtype::kF32; }},
+  };
+  for (const Case& each : cases) {
+    const auto count = static_cast<uint32_t>(each.inputs.size());
+    SCOPED_TRACE(TensorOpName(each.op));
+    auto plan = PlanProgram(Program{.operand_count = count, .ops = {each.op}, .outputs = {count}},
+                            each.inputs, Target("tp=2,dp=2"));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+    each.tamper(&*plan);
+    EXPECT_EQ(CheckPlan(*plan).code(), absl::StatusCode::kInvalidArgument)
+        << &each - std::begin(cases);
+  }
 }
 
 TEST(PlanCheckTest, RefusesAGatherBeyond64Bits) {

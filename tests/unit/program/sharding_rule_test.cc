@@ -86,6 +86,18 @@ TEST(ShardingRuleTest, HeadsOfQueriesHaveTheHeadsOfKeysAsMajorFactor) {
             "[a,b,c,d] [a,b] [e] -> [a,b,c,d] 2 3 4 6w 3w");
 }
 
+TEST(ShardingRuleTest, KnowsWhichFactorsAreAloneAndWhichMayHaveParts) {
+  const std::vector<TensorType> inputs = {OfShape({2, 1, 12, 4}), OfShape({2, 5, 6, 4}),
+                                          OfShape({2, 5, 6, 8})};
+  const AttentionOp op = {.query = 0, .keys = 1, .values = 2};
+  const auto result = ResultTypeOf(op, inputs);
+  ASSERT_TRUE(result.ok());
+  const ShardingRule rule = ShardingRuleOf(op, inputs, *result);
+  ASSERT_EQ(rule.sizes, (std::vector<int64_t>{2, 6, 2, 5, 4, 8}));
+  EXPECT_EQ(rule.are_alone, (std::vector<bool>{true, false, false, true, true, true}));
+  EXPECT_EQ(rule.divisible, (std::vector<size_t>{0, 1, 2, 5}));
+}
+
 TEST(ShardingRuleTest, ReshapesSplitAndMergeFactors) {
   const auto reshape = [](Shape from, Shape to) {
     return TextOf(ReshapeOp{.shape = std::move(to)}, {OfShape(std::move(from))});

@@ -73,6 +73,20 @@ TEST_F(StepRoomTest, ARankWithASmallerTileNeedsLess) {
               ElementsAre(16 * 4, 48 * 4));
 }
 
+TEST_F(StepRoomTest, ARankWithASmallerTileOfStateNeedsLess) {
+  ValueDescriptor state = Vector(64, true);
+  state.cut_points = {{0, 16, 64}};
+  const Plan plan =
+      *PlanProgram({.operand_count = 1,
+                    .ops = {TensorOp(MapOp{.function = MapFunction::kNegate, .inputs = {0}})},
+                    .outputs = {},
+                    .updates = {{.operand = 0, .value = 1}}},
+                   {state}, {.mesh_id = "m", .mesh_revision = revision_, .mesh = mesh_});
+  EXPECT_EQ(plan.cost.memory_bytes, 48 * 4);
+  EXPECT_THAT(NeedOfStep(plan, {FoundOperand()}, plan.cost.memory_bytes),
+              ElementsAre(16 * 4, 48 * 4));
+}
+
 TEST_F(StepRoomTest, AStepThatFitsIsNotRefused) {
   Beat(/*used_bytes=*/0);
   EXPECT_THAT(Check(gather_), IsOk());

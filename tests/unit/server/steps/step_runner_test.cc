@@ -526,6 +526,11 @@ TEST_F(StepRunnerTest, LongProgramsOnLargeMeshesArePlannedInTheBackground) {
   const StepOperands literal = {.operands = {{.value = Literal{}}}, .mesh_id = "large"};
   EXPECT_FALSE(steps_.PlansLong(program_of(2), literal));
   EXPECT_TRUE(steps_.PlansLong(program_of(3), literal));
+  Program join = program_of(1);
+  join.ops = {TensorOp(ConcatenateOp{.inputs = {0, 0, 0, 0}})};
+  EXPECT_FALSE(steps_.PlansLong(join, literal));
+  join.ops = {TensorOp(ConcatenateOp{.inputs = std::vector<ValueIndex>(8, 0)})};
+  EXPECT_TRUE(steps_.PlansLong(join, literal)) << "its inputs count, too";
   StepCall call = Call({Named("w")});
   call.work = program_of(3);
   AddArray(Descriptor(), "w");

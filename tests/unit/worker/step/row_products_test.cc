@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -242,6 +243,25 @@ TEST_F(RowProductsTest, RowsThatAreScatteredHaveTheBitsOfOneProduct) {
       ASSERT_TRUE(*fused[rank] == *plain[rank]) << "rank " << rank;
     }
   }
+}
+
+// The kernel takes no such sizes, and a row has more bytes than 63 bits can count.
+TEST_F(RowProductsTest, NoRowsMayBeOfAnySize) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const Case c = {.ranks = 2, .rows = {0, 0}, .whole = {.m = 0, .n = most, .k = most}};
+  const Bytes nothing = MakeBytes(0);
+  const Combiner combiner = *CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, 2);
+  InProcessRanks world(2);
+  ASSERT_THAT(world.OpenStep(1), IsOk());
+  const auto outcomes = world.RunOnAll([&](DeviceId rank) -> absl::Status {
+    const DeviceGroup group = GroupOf(2, rank);
+    const CollectiveCall call = CallOf(world.link(rank), group);
+    RowProducts products = ProductsOf(c, nothing, nothing);
+    SHARDMESH_RETURN_IF_ERROR(
+        GatherAndMultiply(call, products, c.rows, Owned(nothing), absl::MakeSpan(*nothing)));
+    return MultiplyAndScatter(call, combiner, products, c.rows, *nothing, absl::MakeSpan(*nothing));
+  });
+  EXPECT_THAT(outcomes, Each(IsOk()));
 }
 
 TEST_F(RowProductsTest, ASilentPeerIsNamedAfterTheRowsOfTheOthersWereMultiplied) {
