@@ -249,7 +249,7 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
       cluster_->Run({"run", graph, "--operand", "a=" + Path("a.npy"), "--prefix", "layer/", "--out",
                      "sum=" + Path("s.npy"), "--as", "product=p", "--mesh", "default"});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
-  EXPECT_THAT(ran.out, AllOf(HasSubstr("product"), HasSubstr("4,6"), HasSubstr("\nPredicted: ")));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("product"), HasSubstr("4x6"), HasSubstr("\nPredicted: ")));
   // The product by other commands.
   ASSERT_EQ(cluster_
                 ->Run({"matmul", Path("s.npy"), "layer/w", "--transpose-b", "--out",
@@ -311,7 +311,7 @@ TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
        {"a file that there is not", {"run", Path("none.txtpb")}, "none.txtpb"},
        {"a file that is too large", {"run", large}, "a graph has at most 268435456"}});
   const std::pair<std::vector<std::string>, std::string> wrong[] = {
-      {{"run"}, "graph"},
+      {{"run"}, "GRAPH"},
       {{"run", graph, "--operand", "a"}, "--operand: \"a\" is not NAME=ARRAY or NAME=FILE.npy"},
       {{"run", graph, "--operand", "a=x", "--operand", "a=y"}, "--operand: \"a\" is given twice"},
       {{"run", graph, "--out", "sum=s.txt"}, "--out: run writes .npy files; name it s.npy"},
