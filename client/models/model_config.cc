@@ -316,9 +316,14 @@ Json JsonOf(const BertConfig& config) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view source, std::string_view text) {
+  // Values that are nested deeper are left out: no key needs them, and the library would free them
+  // by recursion.
+  constexpr int kMostDepth = 16;
   Json json;
   try {
-    json = Json::parse(text);
+    json = Json::parse(text, [](int depth, Json::parse_event_t /*event*/, Json& /*value*/) {
+      return depth <= kMostDepth;
+    });
   } catch (const nlohmann::json::exception& error) {
     return InvalidArgument(Reason::kBadFile,
                            StrCat(source, " is not JSON: ", JsonErrorText(error.what())),

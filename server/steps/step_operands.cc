@@ -222,8 +222,9 @@ absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands) 
   for (const StateUpdate& update : plan.updates) {
     FoundOperand& operand = (*operands)[update.operand];
     const auto refused = [&](std::string_view why) {
-      return rpc::BadField(StrCat("operands[", update.operand, "]"),
-                           StrCat("is updated by the program, but ", why));
+      return rpc::BadField(
+          StrCat("operands[", update.operand, "]"),
+          StrCat("operand ", update.operand, " is updated by the program, but ", why));
     };
     if (operand.array == nullptr) {
       return refused("is a literal; give an array by its name or id");

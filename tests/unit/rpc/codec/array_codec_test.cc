@@ -314,6 +314,7 @@ TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
   Encode(gather, &wire);
   wire.mutable_instructions(0)->mutable_gather_matmul()->mutable_gather()->clear_algorithm();
   EXPECT_THAT(Decode(wire).status(), StatusIs(kInvalid, Reason::kBadField));
+  wire.Clear();
   Encode(gather, &wire);
   wire.mutable_instructions(wire.instructions_size() - 1)
       ->mutable_gather_matmul()

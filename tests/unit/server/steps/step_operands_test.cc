@@ -125,7 +125,7 @@ TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
   const auto refusal = [&plan](std::vector<FoundOperand> wrong) {
     const absl::Status refused = MarkUpdates(plan, &wrong);
     EXPECT_EQ(ReasonOf(refused), Reason::kBadField);
-    EXPECT_THAT(ToStd(refused.message()), HasSubstr("operands[1]"));
+    EXPECT_THAT(ToStd(refused.message()), HasSubstr("operand 1 is updated"));
     return ToStd(refused.message());
   };
   EXPECT_THAT(refusal({array_of("x"), FoundOperand()}), HasSubstr("literal"));

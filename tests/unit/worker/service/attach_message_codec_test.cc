@@ -79,11 +79,12 @@ TEST(AttachMessageCodecTest, ATileOfStateHasItsStepInPlaceOfAChecksum) {
                                  ShardStore::Open({BufferPool::Create(&budget, 0), ""}));
   const TileDescription tile = {"kv", Dtype::kU8, {4}, {{{0, 4}}}, "descriptor", "transfer"};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(tile, /*durable=*/false));
-  ASSERT_THAT(staged->Append(0, "abcd", Crc32c("abcd")), IsOk());
+  const std::string bytes = "abcd";
+  ASSERT_THAT(staged->Append(0, bytes, Crc32c(bytes)), IsOk());
   ASSERT_THAT(staged->Finish(std::nullopt), IsOk());
   ASSERT_THAT(store->Commit({"kv"}), IsOk());
   internal::v1::HeldTile held = Encode(store->ListInventory("", 10).tiles.front());
-  EXPECT_EQ(held.crc32c(), Crc32c("abcd"));
+  EXPECT_EQ(held.crc32c(), Crc32c(bytes));
   EXPECT_EQ(held.state_step(), 0);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StateTilePtr update, store->BeginUpdate("kv", tile.tile, 7));
   ASSERT_THAT(update->Commit(), IsOk());
