@@ -16,7 +16,6 @@ namespace {
 
 // More sentences gain no speed.
 constexpr size_t kMaxSentencesOfStep = 64;
-constexpr int64_t kSmallestLength = 16;
 
 // Returns the number of tokens to which these sentences are padded.
 int64_t PaddedLength(absl::Span<const std::vector<int32_t>> sentences, const BertConfig& config) {

@@ -22,7 +22,6 @@
 namespace shardmesh::client {
 namespace {
 
-constexpr int64_t kSmallestLength = 16;
 constexpr int64_t kSmallestCapacity = 64;
 // So many steps are under way at a time: the workers go on to the next one without the client.
 constexpr int64_t kStepsAhead = 8;

@@ -54,6 +54,8 @@ int64_t RowsOfLiteral(int64_t columns);
 // Returns `smallest`, doubled until it is at least `count`. Lengths are rounded up so, so that
 // batches of many lengths need few plans.
 int64_t RoundUpLength(int64_t count, int64_t smallest);
+// The least number of tokens to which sentences and prompts are padded.
+inline constexpr int64_t kSmallestLength = 16;
 
 }  // namespace shardmesh::client
 
