@@ -32,7 +32,7 @@ struct ShardingRule {
   std::vector<std::vector<DimFactors>> inputs;  // by input and dimension
   std::vector<DimFactors> result;               // by dimension
 
-  // What follows from the fields above. ShardingRuleOf sets it.
+  // ShardingRuleOf derives these from the fields above.
   std::vector<bool> are_alone = {};    // by factor: whether it is alone in all its dimensions
   std::vector<size_t> divisible = {};  // the factors that are not kWhole, in rising order
 };

@@ -25,14 +25,14 @@ using ValueIndex = uint32_t;
 
 // A function that MapOp applies to each element, or to each pair of elements.
 enum class MapFunction : uint8_t {
-  // Of two inputs.
+  // Functions of two inputs.
   kAdd,
   kSubtract,
   kMultiply,
   kDivide,
   kMinimum,
   kMaximum,
-  // Of one input.
+  // Functions of one input.
   kNegate,
   kAbs,
   kExp,

@@ -1,4 +1,4 @@
-// What the commands that run steps share: their operands, and the reports of plans and steps.
+// Operands of the commands that run steps, and their reports of plans and steps.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_STEP_REPORT_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_STEP_REPORT_H_
 

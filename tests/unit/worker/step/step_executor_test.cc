@@ -1788,7 +1788,7 @@ TEST_P(PackedWeightTest, IsTakenWhereThereIsNoMemoryForThePlainOne) {
   const std::vector<float> layer = RunLayer();
   ASSERT_NO_FATAL_FAILURE(AwaitPacked());
   BufferPool& pool = *rank(0).pool;
-  // The plain bytes go when the executor's thread has let go of them.
+  // The plain bytes are freed once the executor's thread no longer uses them.
   ASSERT_TRUE(test::Eventually([&] { return rank(0).store->used_bytes() < kWeightBytes; }));
   const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
   const auto others = pool.budget().Reserve(left_bytes - kWeightBytes / 2, "other arrays");
