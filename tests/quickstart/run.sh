@@ -12,7 +12,7 @@ rules=docs/examples/bert.yaml
 layer=encoder.layer.0
 gathered=(embeddings.word_embeddings.weight "$layer.intermediate.dense.weight" "$layer.output.dense.bias")
 # "Hello world" and "How are you?", as the model's tokenizer has them.
-sentences=(101,7592,2088,102 101,2129,2024,2017,1029,102)
+sentences=("101,7592,2088,102" "101,2129,2024,2017,1029,102")
 
 folder=$(mktemp -d)
 # The cluster is recorded there, and does not meet one that the user has up.

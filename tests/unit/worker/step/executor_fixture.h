@@ -262,7 +262,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     return whole;
   }
 
-  // The view that the executors see. That of the links may differ.
+  // Returns the clock of the executors. That of the links may differ.
   Clock& StartClock() {
     if (clock_ == nullptr) {
       clock_ = std::make_unique<test::SteppedClock>(&workers_->clock(), ahead_);
