@@ -181,8 +181,9 @@ TEST_F(ArrayOptionsTest, ListsArraysWithoutANameAfterThoseWithOne) {
 }
 
 TEST_F(ClusterCommandTest, MultipliesTransposedOperandsAndListsArraysWithoutAName) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"}), Succeeded());
   CommandResult result = cluster_->Run({"matmul", "x", "x", "--transpose-a", "--as", "xtx"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   result = cluster_->Run({"ls", "--unnamed", "--output=json"});
@@ -193,8 +194,9 @@ TEST_F(ClusterCommandTest, MultipliesTransposedOperandsAndListsArraysWithoutANam
   }
   EXPECT_THAT(shapes, ElementsAre(ElementsAre(12, 12)));
   // A weight as flax has it: inputs first.
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "12x4", "--out", Path("w.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"put", Path("w.npy"), "--as", "w", "--spec", "tp,-"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "12x4", "--out", Path("w.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("w.npy"), "--as", "w", "--spec", "tp,-"}), Succeeded());
   result = cluster_->Run({"linear", "--input=x", "--weight=w", "--layout=in-out", "--as", "y"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   result = cluster_->Run({"linear", "--input=x", "--weight=w", "--layout=out-in", "--as", "z"});
@@ -202,7 +204,8 @@ TEST_F(ClusterCommandTest, MultipliesTransposedOperandsAndListsArraysWithoutANam
 }
 
 TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8x12", "--out", Path("x.npy")}),
+              Succeeded());
   CommandResult result = cluster_->Run(
       {"put", Path("x.npy"), "--as", "x", "--axes", "__BATCH__,__EMBED__", "--validate-only"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -261,8 +264,9 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
 }
 
 TEST_F(ClusterCommandTest, RefusesMistypedOptionsOfArraysWithAdvice) {
-  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"load", checkpoint_, "--rules", kRules}), Succeeded());
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}),
+              Succeeded());
   const std::string before = Contents();
   struct Case {
     std::vector<std::string> arguments;
@@ -309,7 +313,8 @@ TEST_F(ClusterCommandTest, NamesAxesOfRulesThatTheMeshLacks) {
     EXPECT_THAT(result.out.substr(line), AllOf(HasSubstr(axis + "\"fsdp\"?\n"), HasSubstr(advice)));
     EXPECT_EQ(result.out.find("corrected: ", line + 1), std::string::npos) << result.out;
   }
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}),
+              Succeeded());
   CommandResult result =
       cluster_->Run({"put", Path("x.npy"), "--as", "word_embeddings", "--rules", rules});
   ASSERT_EQ(result.exit_code, 0) << result.err;

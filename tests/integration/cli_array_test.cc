@@ -40,7 +40,7 @@ TEST_F(CommandLineTest, MakesTheSameCheckpointFromTheSameSeed) {
 TEST_F(ClusterCommandTest, AnswersWithEachOption) {
   const std::string x = Path("x.npy");
   const std::string rules = WriteFile(Path("w.yaml"), "rules:\n- {pattern: w, spec: [fsdp, tp]}\n");
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=8,8", StrCat("--out=", x)}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=8,8", StrCat("--out=", x)}), Succeeded());
   const struct Case {
     std::vector<std::string> arguments;
     int exit_code;
@@ -88,7 +88,7 @@ TEST_F(ClusterCommandTest, PutsWhatComesThroughAPipe) {
   const std::string program =
       StrCat(SHARDMESH_BINARY_DIR "/shardmesh --address=", cluster_->address());
   // More than a pipe holds at once.
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=512,1024", StrCat("--out=", x)}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=512,1024", StrCat("--out=", x)}), Succeeded());
   const auto run = [&](const std::string& command) {
     const int ended = std::system(StrCat(command, " > ", log, " 2>&1").c_str());
     return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
@@ -97,7 +97,7 @@ TEST_F(ClusterCommandTest, PutsWhatComesThroughAPipe) {
       << ReadFile(log);
   EXPECT_THAT(ReadFile(log), HasSubstr("Put piped: F32 512x1024, spec fsdp,tp"));
   const std::string back = Path("back.npy");
-  ASSERT_EQ(cluster_->Run({"get", "piped", "--out", back}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"get", "piped", "--out", back}), Succeeded());
   EXPECT_TRUE(ReadFile(back) == ReadFile(x));
 
   // A writer that ends too soon leaves no array, nor does one that writes nothing.
@@ -120,8 +120,8 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   result = cluster_->Run({"ls", layer, "--output=json"});
   EXPECT_EQ(json::parse(result.out).size(), 16u);
 
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "128,384", "--out", Path("x.npy")}).exit_code,
-            0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "128,384", "--out", Path("x.npy")}),
+              Succeeded());
   result = cluster_->Run(
       {"linear", "--input", Path("x.npy"), "--weight", layer + "intermediate.dense.weight",
        "--bias", layer + "intermediate.dense.bias", "--activation", "gelu", "--as", "hidden"});

@@ -46,14 +46,14 @@ TEST_F(ClusterCommandTest, KeepsDefinitions) {
   // None changed it.
   result = cluster_->Run({"catalog", "put", "rules", "bert", kRules, "--validate-only"});
   EXPECT_THAT(result.out, HasSubstr("Would put rules bert, version 3"));
-  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", "bert"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"match", checkpoint_, "--rules", "bert"}), Succeeded());
   EXPECT_THAT(cluster_->Run({"catalog", "get", "rules", "bert"}).out, HasSubstr("word_embeddings"));
-  EXPECT_EQ(cluster_->Run({"catalog", "rm", "rules", "bert"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"catalog", "rm", "rules", "bert"}), Succeeded());
   EXPECT_EQ(cluster_->Run({"catalog", "get", "rules", "bert"}).exit_code, 1);
 }
 
 TEST_F(ClusterCommandTest, NamesTheNearestDefinitionAndWhatListsThem) {
-  ASSERT_EQ(cluster_->Run({"catalog", "put", "rules", "bert", kRules}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"catalog", "put", "rules", "bert", kRules}), Succeeded());
   struct Case {
     std::vector<std::string> arguments;
     std::string error;
@@ -141,7 +141,7 @@ TEST_F(ClusterCommandTest, ReadsAndUsesOlderVersionsOfDefinitions) {
               HasSubstr("VERSION_MISMATCH"));
   for (const auto& [kind, name] :
        std::map<std::string, std::string>{{"rules", "r1"}, {"tree", "t1"}, {"mesh", "m1"}}) {
-    EXPECT_EQ(cluster_->Run({"catalog", "rm", kind, name}).exit_code, 0);
+    EXPECT_THAT(cluster_->Run({"catalog", "rm", kind, name}), Succeeded());
     EXPECT_EQ(cluster_->Run({"catalog", "get", kind, name + "@1"}).exit_code, 1);
   }
 }

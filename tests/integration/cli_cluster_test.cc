@@ -117,7 +117,7 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
 
 TEST_F(CommandLineTest, StartsWorkersThatUseTheTransportThatIsAskedFor) {
   for (const auto& [flag, transport] : {std::pair{"stream", "stream"}, {"shm", "shared memory"}}) {
-    ASSERT_EQ(Run({"up", "--mesh", "fsdp=2", "--transport", flag, "--detach"}).exit_code, 0);
+    ASSERT_THAT(Run({"up", "--mesh", "fsdp=2", "--transport", flag, "--detach"}), Succeeded());
     json link;
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     do {
@@ -126,7 +126,7 @@ TEST_F(CommandLineTest, StartsWorkersThatUseTheTransportThatIsAskedFor) {
       link = json::parse(links.out)["links"].at(0);
     } while (!link["measured"].get<bool>() && absl::Now() < deadline);
     EXPECT_EQ(link["transport"], transport);
-    ASSERT_EQ(Run({"down"}).exit_code, 0);
+    ASSERT_THAT(Run({"down"}), Succeeded());
   }
 }
 
@@ -142,7 +142,7 @@ TEST_F(CommandLineTest, GivesReadRootsToItsWorkersAsAbsolutePaths) {
   std::replace(command.begin(), command.end(), '\0', ' ');
   EXPECT_THAT(command, AllOf(HasSubstr(StrCat(" --read-root=", folder_, "/a ")),
                              HasSubstr(StrCat(" --read-root=", folder_, "/b "))));
-  ASSERT_EQ(Run({"down"}).exit_code, 0);
+  ASSERT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
@@ -153,8 +153,8 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
   const json before = json::parse(result.out);
   const std::string rules =
       WriteFile(folder_ + "/rules.yaml", "rules:\n- {pattern: '.*', spec: [fsdp]}\n");
-  ASSERT_EQ(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}).exit_code, 0);
-  ASSERT_EQ(Run({"load", folder_ + "/c.safetensors", "--rules", rules}).exit_code, 0);
+  ASSERT_THAT(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}), Succeeded());
+  ASSERT_THAT(Run({"load", folder_ + "/c.safetensors", "--rules", rules}), Succeeded());
 
   ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
   ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
@@ -180,7 +180,7 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("is up at " + after["address"].get<std::string>()),
                                 HasSubstr("what is under its --data-dir ")));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, StartsAWorkerAgainWithTheFlagsOfTheFirstUp) {
@@ -211,7 +211,7 @@ TEST_F(CommandLineTest, StartsAWorkerAgainWithTheFlagsOfTheFirstUp) {
       ReadFile(StrCat("/proc/", PidOf(after, "worker-1"), "/cmdline")), '\0', absl::SkipEmpty());
   EXPECT_THAT(command, ::testing::IsSupersetOf(
                            {std::string("--memory=96MiB"), StrCat("--read-root=", folder_, "/a")}));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, FollowsAClusterOfWhichEachProcessWasStartedByHand) {
@@ -260,7 +260,7 @@ TEST_F(CommandLineTest, FollowsAClusterOfWhichEachProcessWasStartedByHand) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record,
                                  client::ReadRecord(RecordFolder("default")));
   EXPECT_EQ(record.processes[1].id, by_hand[1].id());
-  EXPECT_EQ(Run({"status"}).exit_code, 0) << "the record leads to the cluster";
+  EXPECT_THAT(Run({"status"}), Succeeded()) << "the record leads to the cluster";
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.err, HasSubstr("Stopped the cluster \"default\""));
@@ -282,7 +282,7 @@ TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("stopped worker-0, worker-1 and started a new cluster"));
   EXPECT_NE(PidOf(json::parse(result.out), "worker-0"), PidOf(before, "worker-0"));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, KeepsTheFlagsOfAClusterInMemoryWhoseCoordinatorWasKilled) {
@@ -313,14 +313,14 @@ TEST_F(CommandLineTest, KeepsTheFlagsOfAClusterInMemoryWhoseCoordinatorWasKilled
   EXPECT_THAT(
       flags_of_worker(cluster),
       ::testing::IsSupersetOf({std::string("--memory=64MiB"), std::string("--transport=stream")}));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 
   // `down` ends the record of the flags.
   result = Run({"up", "--mesh", "fsdp=1,tp=2", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(flags_of_worker(json::parse(result.out)),
               ::testing::Not(::testing::Contains(HasSubstr("--transport"))));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
@@ -347,11 +347,11 @@ TEST_F(CommandLineTest, LeavesAloneAnotherClusterAtItsFormerAddress) {
   }
   of_a.cluster_id.clear();  // as an older build left it
   ASSERT_THAT(client::WriteRecord(RecordFolder("a"), of_a), IsOk());
-  EXPECT_EQ(Run({"down", "--cluster", "a"}).exit_code, 0);
+  EXPECT_THAT(Run({"down", "--cluster", "a"}), Succeeded());
   for (const client::RecordedProcess& process : b.processes) {
     EXPECT_TRUE(client::IsRunning(process.id)) << process.identity;
   }
-  EXPECT_EQ(Run({"down", "--cluster", "b"}).exit_code, 0);
+  EXPECT_THAT(Run({"down", "--cluster", "b"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
@@ -390,7 +390,7 @@ TEST_F(CommandLineTest, FollowsAProcessThatWasStartedByHand) {
     EXPECT_THAT(client::ReadLog(log, worker.log_offset_bytes()),
                 HasSubstr("metrics served port=" + metrics.substr(metrics.rfind(':') + 1) + "\n"));
   }
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, StopsAProcessThatWasStartedByHandThoughItsMeshIsGone) {
@@ -492,7 +492,7 @@ TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
   EXPECT_THAT(result.err,
               HasSubstr("start was cut off: stopped coordinator and started a new cluster"));
   EXPECT_FALSE(record.IsUp());
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
@@ -512,7 +512,7 @@ TEST_F(CommandLineTest, KeepsARecordThatItCannotRead) {
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.err, HasSubstr(path + " is no record of a cluster"));
   WriteFile(path, record);
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, StopsWithinTheDeadlineThoughNobodyAnswers) {
@@ -538,7 +538,7 @@ TEST_F(CommandLineTest, CleansUpARecordWhoseProcessesAreGone) {
   }
   result = Run({"up", "--mesh", "fsdp=1", "--detach"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(CommandLineTest, StopsEverythingWhenTheForegroundCommandIsStopped) {
@@ -649,7 +649,7 @@ TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
 
 TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
   EXPECT_EQ(cluster_->Run({"ops", "ls"}).out, "No operations\n");
-  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"load", checkpoint_, "--rules", kRules}), Succeeded());
 
   CommandResult result = cluster_->Run({"ops", "ls", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -762,11 +762,11 @@ TEST(OperationsOfGetsTest, AGetIsShownToOthersWhoCancelItAndLeavesNoFile) {
   }
 
   // One that nobody cancels is done in the end; and a small get is no operation.
-  ASSERT_EQ(cluster->Run({"get", "w", "--out=" + folder + "/w.npy"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"get", "w", "--out=" + folder + "/w.npy"}), Succeeded());
   EXPECT_EQ(gets().back()["state"], "done");
   EXPECT_EQ(gets().back()["done_bytes"], 4 * kElements);
-  ASSERT_EQ(cluster->Run({"get", "w", "--slice=0:1000", "--out=" + folder + "/s.npy"}).exit_code,
-            0);
+  ASSERT_THAT(cluster->Run({"get", "w", "--slice=0:1000", "--out=" + folder + "/s.npy"}),
+              Succeeded());
   EXPECT_EQ(gets().size(), count + 1);
 }
 
@@ -811,7 +811,7 @@ TEST(OperationsOfGetsTest, AGetIntoAPipeIsCancelledWhileItWaitsForItsReader) {
     }
     const std::string id = gets().back()["operation_id"];
     EXPECT_EQ(gets().back()["state"], "running");
-    EXPECT_EQ(cluster->Run({"ops", "cancel", id, "--force"}).exit_code, 0);
+    EXPECT_THAT(cluster->Run({"ops", "cancel", id, "--force"}), Succeeded());
     EXPECT_TRUE(client::WaitUntilGone(get.id(), absl::Now() + absl::Seconds(30)));
     EXPECT_EQ(get.Ended(), "exited with code 1");
     EXPECT_THAT(
@@ -864,7 +864,7 @@ TEST_F(ClusterCommandTest, PrintsChangesAsTheyHappenUntilItIsStopped) {
       PutFloats(cluster_->client(), "watched", {2, 2}, values, PartitionSpec()));
   EXPECT_TRUE(await("lines.log", "array " + array_id + " created on mesh default\n"));
   EXPECT_TRUE(await("lines.log", "name watched set to array " + array_id + ", version "));
-  ASSERT_EQ(cluster_->Run({"rm", "watched"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"rm", "watched"}), Succeeded());
   EXPECT_TRUE(await("lines.log", "name watched deleted\n"));
   EXPECT_TRUE(await("lines.log", "array " + array_id + " deleted on mesh default\n"));
   ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());

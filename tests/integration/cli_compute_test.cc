@@ -27,7 +27,8 @@ using ::testing::Pointwise;
 using ::testing::StartsWith;
 
 TEST_F(ClusterCommandTest, ExchangesTiles) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}),
+              Succeeded());
   const auto collective = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "collective");
     return cluster_->Run(std::move(arguments));
@@ -54,7 +55,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--counts", "1,2,4,1", "--as", "uneven"},
          "(fsdp,tp),-, named uneven");
   EXPECT_THAT(cluster_->Run({"describe", "uneven"}).out, HasSubstr("[3,7)x[0,4)"));
-  ASSERT_EQ(cluster_->Run({"get", "uneven", "--out", Path("b.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"get", "uneven", "--out", Path("b.npy")}), Succeeded());
   EXPECT_EQ(ReadFile(Path("a.npy")), ReadFile(Path("b.npy")));
 
   ExpectRefused(
@@ -109,17 +110,17 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
     EXPECT_THAT(result.err, StartsWith("shardmesh: --result-spec: "));
     EXPECT_THAT(result.err, HasSubstr("'sp'"));
   }
-  EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
-  EXPECT_EQ(cluster_->Run({"rm", "uneven"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"rm", "rows"}), Succeeded());
+  EXPECT_THAT(cluster_->Run({"rm", "uneven"}), Succeeded());
 }
 
 TEST_F(ClusterCommandTest, MultipliesBatchesOfMatrices) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,2,6", "--out", Path("a.npy")}).exit_code,
-            0);
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "1,2,6", "--out", Path("b.npy")}).exit_code,
-            0);
-  ASSERT_EQ(cluster_->Run({"put", Path("a.npy"), "--as", "batch", "--spec", "fsdp,-,tp"}).exit_code,
-            0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,2,6", "--out", Path("a.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "1,2,6", "--out", Path("b.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("a.npy"), "--as", "batch", "--spec", "fsdp,-,tp"}),
+              Succeeded());
   CommandResult result =
       cluster_->Run({"matmul", "batch", Path("b.npy"), "--transpose-b", "--result-spec=tp,-,fsdp",
                      "--as", "products", "--out", Path("products.npy"), "--output", "json"});
@@ -132,12 +133,13 @@ TEST_F(ClusterCommandTest, MultipliesBatchesOfMatrices) {
   result = cluster_->Run({"matmul", "batch", Path("b.npy")});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("6 is contracted with 2"));
-  EXPECT_EQ(cluster_->Run({"rm", "batch"}).exit_code, 0);
-  EXPECT_EQ(cluster_->Run({"rm", "products"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"rm", "batch"}), Succeeded());
+  EXPECT_THAT(cluster_->Run({"rm", "products"}), Succeeded());
 }
 
 TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}),
+              Succeeded());
   ASSERT_EQ(cluster_
                 ->Run({"collective", "scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "0",
                        "--as", "rows"})
@@ -211,7 +213,7 @@ TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
     EXPECT_THAT(result.err, HasSubstr("--plan-only"));
   }
   EXPECT_THAT(cluster_->Run({"ls"}).out, Not(HasSubstr("made")));
-  EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"rm", "rows"}), Succeeded());
 }
 
 // Returns the elements of a .npy file of F32.
@@ -239,11 +241,14 @@ std::string WriteGraph(const std::string& path) {
 }
 
 TEST_F(ClusterCommandTest, RunsGraphs) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "6,8", "--out", Path("w.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"put", Path("w.npy"), "--as", "layer/w", "--spec", "tp,-"}).exit_code,
-            0);
-  ASSERT_EQ(cluster_->Run({"put", Path("a.npy"), "--as", "layer/b", "--spec", "-,-"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "6,8", "--out", Path("w.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("w.npy"), "--as", "layer/w", "--spec", "tp,-"}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("a.npy"), "--as", "layer/b", "--spec", "-,-"}),
+              Succeeded());
   const std::string graph = WriteGraph(Path("graph.txtpb"));
   const CommandResult ran =
       cluster_->Run({"run", graph, "--operand", "a=" + Path("a.npy"), "--prefix", "layer/", "--out",
@@ -256,7 +261,7 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
                        Path("expected.npy")})
                 .exit_code,
             0);
-  ASSERT_EQ(cluster_->Run({"get", "p", "--out", Path("p.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"get", "p", "--out", Path("p.npy")}), Succeeded());
   EXPECT_THAT(FloatsOf(Path("p.npy")), Pointwise(FloatNear(1e-4F), FloatsOf(Path("expected.npy"))));
 
   const CommandResult plan =
@@ -275,7 +280,8 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
 }
 
 TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}),
+              Succeeded());
   const std::string graph = WriteGraph(Path("graph.txtpb"));
   const std::string cyclic = WriteFile(Path("cyclic.txtpb"),
                                        R"(operands { name: "a" dtype: DTYPE_F32 shape: 4 }
@@ -331,9 +337,12 @@ TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
 }
 
 TEST_F(ClusterCommandTest, ComputesLinearLayers) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,16", "--out", Path("w.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "2,16", "--out", Path("k.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8,16", "--out", Path("w.npy")}),
+              Succeeded());
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "2,16", "--out", Path("k.npy")}),
+              Succeeded());
   const auto linear = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"linear", "--input", Path("x.npy")});
     return cluster_->Run(arguments);
@@ -369,7 +378,7 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
   const CommandResult two = linear({"--weight", Path("w.npy"), "--weight", Path("k.npy"), "--as",
                                     "q", "--as", "k", "--scale=fan_in"});
   ASSERT_EQ(two.exit_code, 0) << two.err;
-  ASSERT_EQ(cluster_->Run({"get", "q", "--out", Path("q.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"get", "q", "--out", Path("q.npy")}), Succeeded());
   EXPECT_THAT(FloatsOf(Path("q.npy")), near());
   const CommandResult parts =
       linear({"--weight", Path("w.npy"), "--scale=fan_in", "--out-features", "6,2", "--out",
@@ -398,7 +407,8 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
 }
 
 TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}),
+              Succeeded());
   const std::string x = "--input=" + Path("x.npy");
   const std::string w = "--weight=" + Path("x.npy");
   ExpectRefused(

@@ -95,7 +95,7 @@ class ClusterCommandTest : public ::testing::Test {
   void SetUp() override {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start());
     checkpoint_ = cluster_->folder() + "/model.safetensors";
-    ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint_}).exit_code, 0);
+    ASSERT_THAT(cluster_->Run({"make-checkpoint", "--out", checkpoint_}), Succeeded());
   }
 
   // The cluster's arrays and definitions, as JSON text.

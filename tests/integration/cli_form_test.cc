@@ -26,7 +26,7 @@ TEST_F(ClusterCommandTest, ListsNamesAndAllColumns) {
   EXPECT_EQ(cluster_->Run({"status", "-o", "name"}).out,
             "worker-0\nworker-1\nworker-2\nworker-3\n");
   const std::string file = Path("v.npy");
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8x4", "--out", file}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "8x4", "--out", file}), Succeeded());
   for (int i = 0; i < 2; ++i) {
     const CommandResult kept =
         cluster_->Run({"collective", "scatter", file, "--axes", "fsdp,tp", "--as", "forms.a"});

@@ -224,7 +224,7 @@ TEST_F(ClusterCommandTest, PlansWhatMovesBetweenLayouts) {
 }
 
 TEST_F(ClusterCommandTest, ListsTheLayoutsOfItsArrays) {
-  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules, "--quiet"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"load", checkpoint_, "--rules", kRules, "--quiet"}), Succeeded());
   CommandResult result = cluster_->Run({"shardings", "encoder.layer.0.output", "--output=json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json layouts = json::parse(result.out);

@@ -244,7 +244,7 @@ TEST_F(LocalCommandTest, AsksTheAddressThatIsGivenAndNoOther) {
   EXPECT_THAT(wrong.err, HasSubstr("SHARDMESH_ADDRESS: "));
 
   setenv("SHARDMESH_ADDRESS", "", 1);
-  EXPECT_EQ(Run(question).exit_code, 0) << "an empty variable is none";
+  EXPECT_THAT(Run(question), Succeeded()) << "an empty variable is none";
 }
 
 TEST_F(LocalCommandTest, AsksTheClusterThatIsUp) {
@@ -252,7 +252,7 @@ TEST_F(LocalCommandTest, AsksTheClusterThatIsUp) {
   ASSERT_EQ(up.exit_code, 0) << up.err;
   const CommandResult stored = Run({"resolve", "--spec=tp", "--shape=4"});
   const CommandResult missing = Run({"resolve", "--spec=tp", "--shape=4", "--mesh=prod"});
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   EXPECT_EQ(stored.exit_code, 0) << stored.err << "\nits mesh is \"default\"";
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_THAT(missing.err, Not(HasSubstr("no cluster")));
@@ -404,10 +404,10 @@ TEST_F(LocalCommandTest, AnswersWithEachOption) {
 TEST_F(LocalCommandTest, ContextsNameClusters) {
   const std::string dead = DeadAddress();
   const std::string config = folder_ + "/shardmesh/config.yaml";
-  EXPECT_EQ(Run({"presets"}).exit_code, 0) << "no file is no context";
-  ASSERT_EQ(Run({"config", "set-context", "prod", "--address", dead}).exit_code, 0);
+  EXPECT_THAT(Run({"presets"}), Succeeded()) << "no file is no context";
+  ASSERT_THAT(Run({"config", "set-context", "prod", "--address", dead}), Succeeded());
   EXPECT_EQ(Run({"config", "current-context"}).out, "prod\n") << "the first is the current one";
-  ASSERT_EQ(Run({"config", "set-context", "dev", "--address=dev.invalid:1"}).exit_code, 0);
+  ASSERT_THAT(Run({"config", "set-context", "dev", "--address=dev.invalid:1"}), Succeeded());
   EXPECT_EQ(Run({"config", "get-contexts", "-o", "name"}).out, "prod\ndev\n");
   EXPECT_EQ(Run({"config", "current-context"}).out, "prod\n");
   EXPECT_EQ(json::parse(Run({"config", "view", "-o", "json"}).out)["contexts"]["prod"]["address"],
@@ -426,7 +426,7 @@ TEST_F(LocalCommandTest, ContextsNameClusters) {
   EXPECT_THAT(Run({"--address", dead, "status"}).err, HasSubstr(dead));
   unsetenv("SHARDMESH_ADDRESS");
   EXPECT_THAT(Run({"status", "--cluster=other"}).err, HasSubstr("no cluster \"other\" is up"));
-  ASSERT_EQ(Run({"config", "use-context", "dev"}).exit_code, 0);
+  ASSERT_THAT(Run({"config", "use-context", "dev"}), Succeeded());
   EXPECT_THAT(Run({"status"}).err, HasSubstr("dev.invalid:1"));
 
   const CommandResult unknown = Run({"status", "--context=prd"});
@@ -435,8 +435,8 @@ TEST_F(LocalCommandTest, ContextsNameClusters) {
   EXPECT_EQ(Run({"config", "use-context", "prd"}).exit_code, 1);
   EXPECT_EQ(Run({"config", "set-context", "new"}).exit_code, 2) << "it has no address";
   EXPECT_EQ(Run({"config", "set-context", "a/b", "--address=x:1"}).exit_code, 2);
-  ASSERT_EQ(Run({"config", "delete-context", "dev"}).exit_code, 0);
-  EXPECT_EQ(Run({"presets"}).exit_code, 0) << "no context is current";
+  ASSERT_THAT(Run({"config", "delete-context", "dev"}), Succeeded());
+  EXPECT_THAT(Run({"presets"}), Succeeded()) << "no context is current";
   EXPECT_EQ(Run({"config", "current-context"}).exit_code, 1);
 }
 
@@ -451,7 +451,7 @@ TEST_F(LocalCommandTest, ABrokenFileOfContextsIsNamed) {
     EXPECT_THAT(result.err, AllOf(HasSubstr(path + ":2: unknown key \"adress\""),
                                   HasSubstr("did you mean \"address\"?"), HasSubstr("BAD_FILE")));
   }
-  EXPECT_EQ(Run({"explain-error", "NO_MESH"}).exit_code, 0) << "it asks no cluster";
+  EXPECT_THAT(Run({"explain-error", "NO_MESH"}), Succeeded()) << "it asks no cluster";
   EXPECT_EQ(Run({"explain-error", "NO_MESH", "-oname"}).out, "NO_MESH\n");
   EXPECT_THAT(Run({"explain-error"}).out,
               AllOf(HasSubstr("A mesh is needed and none is there."), HasSubstr("\nRECOVERING ")));

@@ -125,7 +125,7 @@ TEST_F(ClusterCommandTest, KeepsTreesAndLooksThroughRulesOverThem) {
                                     R"({"z.gate": {"shape": [8, 8], "dtype": "BF16"},
           "a.word": {"shape": [8], "axes": ["__EMBED__"]},
           "norm": {"shape": [4], "dtype": "F32", "spec": [["fsdp", "tp"]]}, "shape": {"shape": []}})");
-  ASSERT_EQ(cluster_->Run({"catalog", "put", "tree", "moe", moe}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"catalog", "put", "tree", "moe", moe}), Succeeded());
   EXPECT_THAT(cluster_->Run({"catalog", "ls", "tree"}).out,
               AllOf(HasSubstr("104 tensors, "), HasSubstr("4 tensors, 77 parameters, 144 B")));
   EXPECT_THAT(cluster_->Run({"catalog", "get", "tree", "moe"}).out,
@@ -134,9 +134,9 @@ TEST_F(ClusterCommandTest, KeepsTreesAndLooksThroughRulesOverThem) {
   // What is shown as JSON is a tree file that says the same.
   const std::string shown = cluster_->Run({"catalog", "get", "tree", "moe", "--output=json"}).out;
   const std::string copy = WriteFile(Path("copy.json"), shown);
-  ASSERT_EQ(cluster_->Run({"catalog", "put", "tree", "copy", copy}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"catalog", "put", "tree", "copy", copy}), Succeeded());
   EXPECT_EQ(cluster_->Run({"catalog", "get", "tree", "copy", "--output=json"}).out, shown);
-  ASSERT_EQ(cluster_->Run({"catalog", "rm", "tree", "copy"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"catalog", "rm", "tree", "copy"}), Succeeded());
 
   // Every rule has a tree in which it decides something.
   result = cluster_->Run({"rules", "lint", rules, "--mesh", "fsdp=2,tp=2"});
@@ -208,14 +208,14 @@ TEST_F(ClusterCommandTest, RewritesRulesThatExcludeNames) {
   CommandResult result = cluster_->Run({"rules", "rewrite", excluding});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string rewritten = WriteFile(Path("rewritten.yaml"), result.out);
-  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", rewritten}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"match", checkpoint_, "--rules", rewritten}), Succeeded());
   result = cluster_->Run({"rules", "rewrite", kRules});
   EXPECT_THAT(result.err, HasSubstr("No rule excludes names"));
 
   result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp,LayerNorm->"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string from_text = WriteFile(Path("text.yaml"), result.out);
-  EXPECT_EQ(cluster_->Run({"match", checkpoint_, "--rules", from_text}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"match", checkpoint_, "--rules", from_text}), Succeeded());
   result = cluster_->Run({"rules", "from-text", "word|bias->tp.fsdp", "--tensor", "a.bias"});
   EXPECT_EQ(result.out, "tp,fsdp\n");
   EXPECT_THAT(result.err, IsEmpty());
@@ -246,7 +246,7 @@ TEST_F(ClusterCommandTest, ResolvesLogicalNames) {
   EXPECT_THAT(result.out, HasSubstr("action  reshard"));
   result = cluster_->Run({"logical", "compose", rules, rules});
   EXPECT_EQ(result.exit_code, 1) << "it disagrees with itself about embed";
-  EXPECT_EQ(cluster_->Run({"catalog", "put", "logical", "few", rules}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"catalog", "put", "logical", "few", rules}), Succeeded());
   result = cluster_->Run({"logical", "compose", "few", WriteFile(Path("none.yaml"), "rules: []")});
   EXPECT_THAT(result.out, HasSubstr("batch"));
 }

@@ -41,7 +41,7 @@ class HandoverTest : public ::testing::Test {
     auto cluster = TestCluster::Start(options);
     ASSERT_THAT(cluster, IsOk());
     cluster_ = *std::move(cluster);
-    ASSERT_EQ(cluster_->Run({"make-tensor", kShape, "--out", Path("x.npy")}).exit_code, 0);
+    ASSERT_THAT(cluster_->Run({"make-tensor", kShape, "--out", Path("x.npy")}), Succeeded());
   }
   std::string Path(const std::string& name) const { return cluster_->folder() + "/" + name; }
   json Put(const std::string& name, const std::string& spec, std::vector<std::string> flags = {}) {
@@ -119,8 +119,8 @@ TEST_F(HandoverTest, TilesOfEveryLayoutArriveAsTheyWereAndAreCounted) {
   ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
   EXPECT_GT(json::parse(loaded.out)["handed_over_bytes"], 0);
   // Memory without a name goes back to the host, once the cache is dropped too.
-  ASSERT_EQ(cluster_->Run({"rm", "--tree="}).exit_code, 0);
-  ASSERT_EQ(cluster_->Run({"admin", "cache", "drop"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"rm", "--tree="}), Succeeded());
+  ASSERT_THAT(cluster_->Run({"admin", "cache", "drop"}), Succeeded());
   EXPECT_TRUE(Eventually([&] { return OpenMemory("worker-0") == 0; }));
 }
 

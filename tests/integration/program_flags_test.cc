@@ -69,7 +69,7 @@ TEST(ProgramFlagsTest, AClusterServesWithAllOfThem) {
   options.worker_flags.emplace_back("--frame-checksums");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
   const std::string path = StrCat(cluster->folder(), "/x.npy");
-  ASSERT_EQ(cluster->Run({"make-tensor", "--shape", "4x4", "--out", path}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"make-tensor", "--shape", "4x4", "--out", path}), Succeeded());
   const CommandResult put = cluster->Run({"put", path, "--as", "x", "--spec", "tp,-"});
   EXPECT_EQ(put.exit_code, 0) << put.err;
 }

@@ -156,7 +156,7 @@ TEST_F(RepairTest, TheFileOfAnArrayRestoresATileThatNoOtherWorkerHas) {
   ASSERT_NO_FATAL_FAILURE(
       StartCluster({.coordinator_flags = {}, .worker_flags = {"--read-root=" + files_}}));
   const std::string npy = files_ + "/x.npy";
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=64,64", "--out", npy}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=64,64", "--out", npy}), Succeeded());
   CommandResult result =
       cluster_->Run({"put", npy, "--as=x", "--spec=fsdp,tp", "--source=workers"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -246,7 +246,7 @@ TEST_F(RepairTest, AWorkerWithoutTheRootOfTheFileIsNamed) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(
       {.mesh = "fsdp=2", .coordinator_flags = {}, .worker_flags = {"--read-root=" + files_}}));
   const std::string npy = files_ + "/x.npy";
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=64,64", "--out", npy}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=64,64", "--out", npy}), Succeeded());
   const CommandResult put =
       cluster_->Run({"put", npy, "--as=x", "--spec=fsdp", "--source=workers"});
   ASSERT_EQ(put.exit_code, 0) << put.err;
@@ -257,7 +257,7 @@ TEST_F(RepairTest, AWorkerWithoutTheRootOfTheFileIsNamed) {
   })) << spare.Log();
   ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
   ASSERT_TRUE(Eventually([&] { return Degraded() == 1; }));
-  ASSERT_EQ(cluster_->Run({"admin", "worker", "replace", "worker-1", "spare"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"admin", "worker", "replace", "worker-1", "spare"}), Succeeded());
   ASSERT_TRUE(Eventually([&] {
     const json arrays = json::parse(cluster_->Run({"ls", "-ojson"}).out, nullptr, false);
     return arrays.dump().find("NO_READ_ROOT") != std::string::npos;

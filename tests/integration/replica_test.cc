@@ -51,7 +51,7 @@ class ReplicaTest : public ::testing::Test {
   CommandResult Put(const std::string& name, std::vector<std::string> flags = {},
                     const std::string& shape = "64,64") {
     const std::string npy = StrCat(files_, "/x.npy");
-    EXPECT_EQ(cluster_->Run({"make-tensor", "--shape=" + shape, "--out", npy}).exit_code, 0);
+    EXPECT_THAT(cluster_->Run({"make-tensor", "--shape=" + shape, "--out", npy}), Succeeded());
     std::vector<std::string> command = {"put", npy, "--as=" + name, "--source=client"};
     command.insert(command.end(), flags.begin(), flags.end());
     CommandResult result = cluster_->Run(command);
@@ -383,7 +383,7 @@ TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
   ASSERT_TRUE(Eventually([&] { return UsedBytes() == before + 2 * 64 * 64 * 4; })) << UsedBytes();
   const CommandResult listed = cluster_->Run({"ls", "--unnamed"});
   EXPECT_THAT(listed.out, HasSubstr("1 array, 16.0 KiB, 32.0 KiB with second replicas"));
-  ASSERT_EQ(cluster_->Run({"rm", "w"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"rm", "w"}), Succeeded());
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == before; })) << UsedBytes();
   EXPECT_TRUE(Eventually([&] { return Meshes().find("replicas") == std::string::npos; }));
 }
@@ -415,7 +415,7 @@ TEST_F(ReplicaTest, ReshardsAndResizesKeepTheWish) {
   const CommandResult moved = cluster_->Run({"reshard", "w", "--to=-,dp", "--release-source"});
   ASSERT_EQ(moved.exit_code, 0) << moved.err;
   ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
-  ASSERT_EQ(cluster_->Run({"reshard", "w", "--to=dp", "--release-source"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"reshard", "w", "--to=dp", "--release-source"}), Succeeded());
   for (const char* shape : {"dp=3", "dp=4", "dp=2"}) {
     SCOPED_TRACE(shape);
     const CommandResult resized = cluster_->Run({"mesh", "resize", "default", shape});
@@ -425,11 +425,11 @@ TEST_F(ReplicaTest, ReshardsAndResizesKeepTheWish) {
     EXPECT_EQ(BytesOf("w"), bytes);
   }
   // One worker keeps the array and the wish.
-  ASSERT_EQ(cluster_->Run({"mesh", "resize", "default", "dp=1"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"mesh", "resize", "default", "dp=1"}), Succeeded());
   EXPECT_TRUE(Eventually([&] {
     return cluster_->Run({"describe", "w"}).out.find("has one worker") != std::string::npos;
   })) << cluster_->Run({"describe", "w"}).out;
-  ASSERT_EQ(cluster_->Run({"mesh", "resize", "default", "dp=4"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"mesh", "resize", "default", "dp=4"}), Succeeded());
   EXPECT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
   EXPECT_EQ(BytesOf("w"), bytes);
 }
@@ -458,7 +458,7 @@ TEST_F(ReplicaTest, ACoordinatorThatDiesDuringTheCopyMakesItAfterItsRestart) {
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_TRUE(Becomes("w", 2));
-  ASSERT_EQ(cluster_->Run({"rm", "w"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"rm", "w"}), Succeeded());
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 0; })) << UsedBytes();
 }
 
@@ -466,7 +466,7 @@ TEST_F(ReplicaTest, ASignalDuringTheWaitSaysThatTheCopiesGoOn) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(
       {.mesh = "dp=2", .coordinator_flags = {}, .worker_flags = {"--failpoints=fill.open=delay"}}));
   const std::string npy = StrCat(files_, "/x.npy");
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=2048,2048", "--out", npy}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=2048,2048", "--out", npy}), Succeeded());
   std::string log;
   // The first copy is delayed for half a second. On a busy machine, the signal may come after that,
   // or before the command has the answer of its put.

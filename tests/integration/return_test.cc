@@ -53,7 +53,7 @@ class ReturnTest : public ::testing::Test {
                           PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})),
                 IsOk());
     x_ = folder_ + "/x.npy";
-    ASSERT_EQ(cluster_->Run({"make-tensor", "--out", x_, "--shape", "4,16"}).exit_code, 0);
+    ASSERT_THAT(cluster_->Run({"make-tensor", "--out", x_, "--shape", "4,16"}), Succeeded());
   }
 
   // Runs commands that need tiles and ranks, from before `disturb` until `after` of each have begun
@@ -88,8 +88,8 @@ class ReturnTest : public ::testing::Test {
   // when it is under way, with some seconds left until worker-1 is taken for lost.
   client::ChildProcess StartLoad(const std::vector<std::string>& flags = {}) {
     const std::string checkpoint = folder_ + "/big.safetensors";
-    EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=128MiB"}).exit_code,
-              0);
+    EXPECT_THAT(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=128MiB"}),
+                Succeeded());
     client::ProcessOptions options;
     const std::string rules = folder_ + "/rules.yaml";
     EXPECT_EQ(

@@ -58,8 +58,8 @@ class ReuseTest : public ::testing::Test {
   }
   // Writes a checkpoint of 87 MiB, and waits until a later change cannot have its change time.
   void Write(int seed = 1) {
-    ASSERT_EQ(
-        cluster_->Run({"make-checkpoint", "--out", model_, StrCat("--seed=", seed)}).exit_code, 0);
+    ASSERT_THAT(cluster_->Run({"make-checkpoint", "--out", model_, StrCat("--seed=", seed)}),
+                Succeeded());
     AwaitOld();
   }
   void AwaitOld() const { AwaitOld(model_); }

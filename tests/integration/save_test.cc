@@ -93,7 +93,7 @@ class SaveTest : public testing::Test {
     std::ofstream(rules) << "rules:\n- {pattern: 'query|intermediate', spec: [tp]}\n"
                             "- {pattern: 'output.*weight', spec: [null, tp]}\n"
                             "- {pattern: '.*', spec: []}\n";
-    ASSERT_EQ(cluster.Run({"make-checkpoint", "--out", Path("made.safetensors")}).exit_code, 0);
+    ASSERT_THAT(cluster.Run({"make-checkpoint", "--out", Path("made.safetensors")}), Succeeded());
     const CommandResult loaded =
         cluster.Run({"load", Path("made.safetensors"), "--rules", rules, "--quiet"});
     ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
@@ -141,7 +141,7 @@ TEST_F(SaveTest, ASavedCheckpointIsTheLoadedOneBitForBitAndLoadsOntoAnotherMesh)
   const CommandResult loaded =
       other->Run({"load", Path("run"), "--rules", Path("rules.yaml"), "--quiet"});
   ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
-  ASSERT_EQ(other->Run({"save", "", Path("again")}).exit_code, 0);
+  ASSERT_THAT(other->Run({"save", "", Path("again")}), Succeeded());
   ExpectEqualToMade(Path("again"));
 }
 
@@ -150,15 +150,15 @@ TEST_F(SaveTest, WorkersRefuseTilesWithOtherBytesThanTheSaveWrote) {
   options.mesh = "tp=2";
   options.worker_flags = {"--write-root=" + root_, "--read-root=" + root_};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
-  ASSERT_EQ(cluster->Run({"make-tensor", "--shape=64,64", "--out", Path("x.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}).exit_code, 0);
-  ASSERT_EQ(cluster->Run({"save", "w", Path("run"), "--single-file"}).exit_code, 0);
-  ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"make-tensor", "--shape=64,64", "--out", Path("x.npy")}), Succeeded());
+  ASSERT_THAT(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}), Succeeded());
+  ASSERT_THAT(cluster->Run({"save", "w", Path("run"), "--single-file"}), Succeeded());
+  ASSERT_THAT(cluster->Run({"rm", "w"}), Succeeded());
   const auto load = [&] {
     return cluster->Run({"load", Path("run"), "--spec=tp,-", "--source=workers", "--no-reuse"});
   };
   EXPECT_EQ(load().exit_code, 0) << load().err;
-  ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"rm", "w"}), Succeeded());
   {
     std::fstream file(Path("run/model.safetensors"), std::ios::in | std::ios::out);
     file.seekg(-1, std::ios::end);
@@ -197,9 +197,9 @@ TEST_F(SaveTest, WorkersRefuseChangedBytesInLayoutsThatAreNotThoseOfTheSave) {
   {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, start("tp=2"));
     const std::string x = Path("x.npy");
-    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=2048,1024", "--out", x}).exit_code, 0);
-    ASSERT_EQ(cluster->Run({"put", x, "--as=w", "--spec=tp,-"}).exit_code, 0);
-    ASSERT_EQ(cluster->Run({"save", "w", Path("run"), "--single-file"}).exit_code, 0);
+    ASSERT_THAT(cluster->Run({"make-tensor", "--shape=2048,1024", "--out", x}), Succeeded());
+    ASSERT_THAT(cluster->Run({"put", x, "--as=w", "--spec=tp,-"}), Succeeded());
+    ASSERT_THAT(cluster->Run({"save", "w", Path("run"), "--single-file"}), Succeeded());
   }
   const auto flip = [&file] {
     std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -217,7 +217,7 @@ TEST_F(SaveTest, WorkersRefuseChangedBytesInLayoutsThatAreNotThoseOfTheSave) {
     };
     const CommandResult intact = load();
     ASSERT_EQ(intact.exit_code, 0) << mesh << " " << intact.err;
-    ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+    ASSERT_THAT(cluster->Run({"rm", "w"}), Succeeded());
     flip();
     const CommandResult damaged = load();
     EXPECT_EQ(damaged.exit_code, 1) << mesh;
@@ -238,7 +238,7 @@ TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
   ASSERT_EQ(imported, 0) << "CI has to have a Python with numpy and safetensors";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   Load(*cluster);
-  ASSERT_EQ(cluster->Run({"save", "", Path("run"), "--max-shard-size=20MiB"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"save", "", Path("run"), "--max-shard-size=20MiB"}), Succeeded());
   std::ofstream(Path("compare.py"))
       << "import json, sys\n"
          "from safetensors.numpy import load_file\n"
@@ -264,7 +264,7 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
                          Path("x.npy")})
                   .exit_code,
               0);
-    ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as", name, "--spec=tp,-"}).exit_code, 0);
+    ASSERT_THAT(cluster->Run({"put", Path("x.npy"), "--as", name, "--spec=tp,-"}), Succeeded());
   };
   put("m/frozen", 9);
   for (int step = 1; step <= 3; ++step) {
@@ -291,7 +291,7 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
                     HasSubstr("/step-00000003 has a complete checkpoint: the same command with "
                               "--overwrite replaces it; another number for --step, or another "
                               "folder, keeps it")));
-  EXPECT_EQ(cluster->Run({"save", "m/", Path("run"), "--step=3", "--overwrite"}).exit_code, 0);
+  EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=3", "--overwrite"}), Succeeded());
   EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=4", "--keep=2"}).out,
               HasSubstr("Removed the checkpoint of step 2\nKept the checkpoints of steps 3, 4\n"));
   EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=5", "--keep=1"}).out,
@@ -301,8 +301,8 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
 // A run that goes back to an earlier step leaves the later steps, and is told so.
 TEST_F(SaveTest, ASaveBelowTheLatestStepSaysWhichStepsStayAndWhichOneLoads) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
-  ASSERT_EQ(cluster->Run({"make-tensor", "--shape=8,8", "--out", Path("x.npy")}).exit_code, 0);
-  ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"make-tensor", "--shape=8,8", "--out", Path("x.npy")}), Succeeded());
+  ASSERT_THAT(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}), Succeeded());
   for (const char* const step : {"--step=100", "--step=200"}) {
     const CommandResult saved = cluster->Run({"save", "", Path("run"), step});
     ASSERT_EQ(saved.exit_code, 0) << saved.err;
@@ -330,7 +330,7 @@ TEST_F(SaveTest, AChangedTensorIsWrittenAloneFromItsSecondChangeOn) {
     ASSERT_EQ(cluster->Run({"make-tensor", "--shape=256,1024", StrCat("--seed=", seed), "--out", x})
                   .exit_code,
               0);
-    ASSERT_EQ(cluster->Run({"put", x, "--as", StrCat("m/", tensor), "--spec=tp,-"}).exit_code, 0);
+    ASSERT_THAT(cluster->Run({"put", x, "--as", StrCat("m/", tensor), "--spec=tp,-"}), Succeeded());
   };
   for (int tensor = 10; tensor < 30; ++tensor) put(tensor, tensor);
   for (int step = 1; step <= 3; ++step) {
@@ -463,7 +463,7 @@ TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
     ASSERT_EQ(cluster->Run({"make-tensor", "--shape=512,512", StrCat("--seed=", seed), "--out", x})
                   .exit_code,
               0);
-    ASSERT_EQ(cluster->Run({"put", x, "--as=r/x", "--spec=-,-"}).exit_code, 0);
+    ASSERT_THAT(cluster->Run({"put", x, "--as=r/x", "--spec=-,-"}), Succeeded());
   };
   put(1);
   for (int step = 1; step <= 3; ++step) {
@@ -477,7 +477,7 @@ TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
     EXPECT_EQ(saved["linked_files"], step == 1 ? 0 : step == 2 ? 2 : 1) << saved;
     EXPECT_EQ(saved["written_bytes"], step == 1 ? 2 << 20 : step == 2 ? 0 : 1 << 20) << saved;
     if (step == 1) {
-      ASSERT_EQ(cluster->Run({"rm", "r/y"}).exit_code, 0);
+      ASSERT_THAT(cluster->Run({"rm", "r/y"}), Succeeded());
     }
   }
 }
@@ -485,7 +485,7 @@ TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
 TEST_F(SaveTest, AFolderWithAPlainCheckpointAndStepsSaysWhichIsTaken) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   Load(*cluster);
-  ASSERT_EQ(cluster->Run({"save", "", Path("both"), "--step=300"}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"save", "", Path("both"), "--step=300"}), Succeeded());
   const auto load = [&](const std::vector<std::string>& more) {
     std::vector<std::string> command = {"load", Path("both"), "--rules", Path("rules.yaml"),
                                         "--quiet"};
@@ -534,7 +534,7 @@ TEST_F(SaveTest, AReaderOfACheckpointThatIsBeingReplacedHeedsItsDeadline) {
 TEST_F(SaveTest, TheTimeToOpenACheckpointCountsForTheDeadlineOfTheLoad) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   Load(*cluster);
-  ASSERT_EQ(cluster->Run({"save", "", Path("late")}).exit_code, 0);
+  ASSERT_THAT(cluster->Run({"save", "", Path("late")}), Succeeded());
   const std::string marker = Path("late/shardmesh.manifest.json");
   std::filesystem::rename(marker, Path("marker"));
   std::filesystem::create_directories(Path("late/.shardmesh-save/.aside"));
@@ -1002,7 +1002,7 @@ TEST_F(SaveTest, NoLinkLeadsASaveOutOfTheRoot) {
   }
   EXPECT_TRUE(std::filesystem::is_empty(outside));
   EXPECT_FALSE(std::filesystem::exists(root_ + "/../elsewhere"));
-  EXPECT_EQ(cluster->Run({"save", "", Path("run"), "--step=2"}).exit_code, 0);
+  EXPECT_THAT(cluster->Run({"save", "", Path("run"), "--step=2"}), Succeeded());
 }
 
 // A cluster that saves onto a disk of its own.

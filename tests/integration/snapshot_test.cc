@@ -65,7 +65,7 @@ TEST_F(SnapshotTest, ASnapshotThatIsPutBackDeletesNothingNewerAndSaysWhatDiffers
   EXPECT_EQ(fs::status(File()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string newer, Put("newer", 7));
-  ASSERT_EQ(cluster_->Run({"rm", "removed"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"rm", "removed"}), Succeeded());
   ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
 
   const std::vector<std::string> flags = {"--listen=" + cluster_->address(),

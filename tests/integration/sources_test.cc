@@ -258,7 +258,7 @@ TEST_F(SourcesTest, WorkersReadTheSameBytesAsTheClientSends) {
 TEST_F(SourcesTest, TheCommandLineSaysWhoReadAndFromWhere) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(/*durable=*/true));
   const std::string model = files_ + "/model.safetensors";
-  ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", model}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-checkpoint", "--out", model}), Succeeded());
   CommandResult result = cluster_->Run({"load", model, "--rules", kRules, "--quiet"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("read by the workers; on disk"));
@@ -289,14 +289,14 @@ TEST_F(SourcesTest, TheCommandLineSaysWhoReadAndFromWhere) {
   EXPECT_THAT(cluster_->Run({"describe", name}).out, HasSubstr(StrCat("source      ", model)));
 
   const std::string npy = files_ + "/x.npy";
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=8,8", "--out", npy}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=8,8", "--out", npy}), Succeeded());
   result = cluster_->Run({"put", npy, "--as=x", "--spec=fsdp,tp", "--source=workers"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("read by the workers"));
   result =
       cluster_->Run({"put", npy, "--as=x", "--spec=fsdp,tp", "--source=workers", "--no-reuse"});
   EXPECT_THAT(result.out, HasSubstr("read by the workers"));
-  ASSERT_EQ(cluster_->Run({"get", "x", "--out", files_ + "/y.npy"}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"get", "x", "--out", files_ + "/y.npy"}), Succeeded());
   EXPECT_TRUE(ReadFile(npy) == ReadFile(files_ + "/y.npy"));
 }
 
@@ -424,7 +424,7 @@ TEST_F(SourcesTest, AFileThatChangesWhileWorkersReadItGivesItsOldBytesOrNothing)
 TEST_F(SourcesTest, ADeadlineNamesTheWorkerThatIsStopped) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   const std::string model = files_ + "/model.safetensors";
-  ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", model}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-checkpoint", "--out", model}), Succeeded());
   for (const char* const source : {"--source=workers", "--source=auto", "--source=client"}) {
     SCOPED_TRACE(source);
     ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
@@ -442,7 +442,7 @@ TEST_F(SourcesTest, AStrictPutNamesAllCorrectionsWithoutItsWorkers) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   ASSERT_NO_FATAL_FAILURE(StartExtra({}));  // without a root
   const std::string x = files_ + "/x.npy";
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=8,8", "--out=" + x}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=8,8", "--out=" + x}), Succeeded());
   const CommandResult refused = cluster_->Run({"put", x, x, "--as=i", "--as=j", "--spec=sp,-",
                                                "--mesh=pair", "--strict", "--source=workers"});
   EXPECT_EQ(refused.exit_code, 1);

@@ -185,7 +185,7 @@ TEST_F(TlsClusterTest, EverythingWorksOverIt) {
 
   const std::string out = strangers_.Path("out.npy");
   const std::string input = strangers_.Path("in.npy");
-  EXPECT_EQ(cluster_->Run({"make-tensor", "--shape=4,8", "--out=" + input}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"make-tensor", "--shape=4,8", "--out=" + input}), Succeeded());
   const std::vector<std::vector<std::string>> commands = {
       {"resolve", "--axes=__BATCH__,__EMBED__", "--shape=8,8"},
       {"matmul", "a", "a", "--out=" + out},
@@ -663,7 +663,7 @@ TEST_F(RotationTest, RenewedCertificatesAreUsedAndConnectionsGoOn) {
   AwaitReloads(1);
   ExpectSums(cluster_->client());  // over connections that are there
   RestartAndCompute();             // over new ones
-  EXPECT_EQ(cluster_->Run({"status"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"status"}), Succeeded());
 }
 
 TEST_F(RotationTest, AnAuthorityIsReplacedWhileAllRuns) {
@@ -679,7 +679,7 @@ TEST_F(RotationTest, AnAuthorityIsReplacedWhileAllRuns) {
   folder_.Write("ca.crt", next.certificate());
   AwaitReloads(3);
   RestartAndCompute();
-  EXPECT_EQ(cluster_->Run({"status"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Run({"status"}), Succeeded());
   // Who has only what the old authority signed is out.
   const rpc::TlsFiles old =
       folder_.Write("old", {.certificate = first.certificate, .private_key = first.private_key},
@@ -753,7 +753,7 @@ TEST_F(CertsTest, MakesAnAuthorityAndCertificatesAndRenewsThese) {
 }
 
 TEST_F(CertsTest, ReplacesNoAuthorityInSilence) {
-  ASSERT_EQ(Run({"certs", "--dir=" + folder_, "--worker=a", "--worker=b.c"}).exit_code, 0);
+  ASSERT_THAT(Run({"certs", "--dir=" + folder_, "--worker=a", "--worker=b.c"}), Succeeded());
   const std::string key = folder_ + "/authority/ca.key";
   const std::string kept = client::ReadLog(key);
   std::filesystem::remove(key);
@@ -777,7 +777,7 @@ TEST_F(CertsTest, ReplacesNoAuthorityInSilence) {
 }
 
 TEST_F(CertsTest, SaysHowToReplaceAnAuthorityThatHasExpired) {
-  ASSERT_EQ(Run({"certs", "--dir=" + folder_, "--worker=a"}).exit_code, 0);
+  ASSERT_THAT(Run({"certs", "--dir=" + folder_, "--worker=a"}), Succeeded());
   const std::string certificate = folder_ + "/ca.crt";
   const std::string key = folder_ + "/authority/ca.key";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
@@ -821,7 +821,7 @@ TEST_F(CertsTest, ALocalClusterHasThemByOneOption) {
   EXPECT_THAT(stranger.err, HasSubstr("it speaks TLS"));
   const CommandResult plain = Run({"up", "--mesh=fsdp=2", "--detach"});
   EXPECT_EQ(plain.exit_code, 1);
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 }  // namespace

@@ -235,7 +235,7 @@ TEST_F(UnevenArraysTest, RulesCutAndCollectivesJoinTheParts) {
 
 TEST_F(ClusterCommandTest, CutsTensorsUnevenlyAndShowsWhere) {
   const std::string x = Path("x.npy");
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=5x6", StrCat("--out=", x)}).exit_code, 0);
+  ASSERT_THAT(cluster_->Run({"make-tensor", "--shape=5x6", StrCat("--out=", x)}), Succeeded());
   const struct Case {
     std::vector<std::string> arguments;
     int exit_code;

@@ -111,7 +111,7 @@ class UpDownTest : public ::testing::Test {
 
 TEST_F(UpDownTest, AtTheSameTimeLeaveNoProcessThatNobodyKnows) {
   for (int round = 0; round < 3; ++round) {
-    ASSERT_EQ(Run(up_).exit_code, 0);
+    ASSERT_THAT(Run(up_), Succeeded());
     client::ChildProcess down = Begin({"down"});
     absl::SleepFor(absl::Milliseconds(random_() % 150));  // another moment each time
     const CommandResult up = Run(up_);
@@ -127,7 +127,7 @@ TEST_F(UpDownTest, KilledAtAnyMomentAreFollowedByAnUpThatWorks) {
   for (int round = 0; round < 6; ++round) {
     const bool kill_down = round % 3 == 2;
     if (kill_down) {
-      ASSERT_EQ(Run(up_).exit_code, 0);
+      ASSERT_THAT(Run(up_), Succeeded());
     }
     client::ChildProcess command = Begin(kill_down ? std::vector<std::string>{"down"} : up_);
     absl::SleepFor(absl::Milliseconds(random_() % 300));
@@ -138,7 +138,7 @@ TEST_F(UpDownTest, KilledAtAnyMomentAreFollowedByAnUpThatWorks) {
     if (up.exit_code != 0) {
       EXPECT_THAT(up.err, HasSubstr("is up at")) << "it had come far enough";
     }
-    EXPECT_EQ(Run({"status"}).exit_code, 0) << up.err;
+    EXPECT_THAT(Run({"status"}), Succeeded()) << up.err;
     ASSERT_NO_FATAL_FAILURE(ExpectDownLeavesNothing());
   }
 }
@@ -162,7 +162,7 @@ TEST_F(UpDownTest, AnUpInTheForegroundThatIsKilledIsFollowedByAnotherAtOnce) {
 }
 
 TEST_F(UpDownTest, DownWaitsForTheCommandThatHasTheLockAndNamesIt) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   const std::string folder = folder_ + "/shardmesh/default";
   {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
@@ -179,7 +179,7 @@ TEST_F(UpDownTest, DownWaitsForTheCommandThatHasTheLockAndNamesIt) {
                         HasSubstr(StrCat("started or stopped by process ", getpid()))));
     }
   }
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
@@ -189,9 +189,9 @@ TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
   ASSERT_EQ(up.exit_code, 0) << up.err;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord before, client::ReadRecord(record_));
   std::ofstream(folder_ + "/rules.yaml") << "rules:\n- {pattern: '.*', spec: [fsdp]}\n";
-  ASSERT_EQ(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}).exit_code, 0);
-  ASSERT_EQ(Run({"load", folder_ + "/c.safetensors", "--rules", folder_ + "/rules.yaml"}).exit_code,
-            0);
+  ASSERT_THAT(Run({"make-checkpoint", "--out", folder_ + "/c.safetensors"}), Succeeded());
+  ASSERT_THAT(Run({"load", folder_ + "/c.safetensors", "--rules", folder_ + "/rules.yaml"}),
+              Succeeded());
   const json arrays = json::parse(Run({"status", "--output=json"}).out)["arrays"];
   ASSERT_GT(arrays.get<int64_t>(), 0);
 
@@ -221,7 +221,7 @@ TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
     EXPECT_EQ(after.processes[1].id, before.processes[1].id);
     EXPECT_EQ(json::parse(Run({"status", "--output=json"}).out)["arrays"], arrays);
   }
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 }
 
 TEST_F(UpDownTest, AStartThatFailsEndsAtOnceAndLeavesNoRecord) {
@@ -281,14 +281,14 @@ TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId left, client::IdentifyProcess(worker));
   ASSERT_THAT(client::SendSignal(left, SIGKILL), IsOk());
   ASSERT_TRUE(client::WaitUntilGone(left, absl::Now() + absl::Seconds(60)));
-  EXPECT_EQ(Run(up_).exit_code, 0);
+  EXPECT_THAT(Run(up_), Succeeded());
   ExpectDownLeavesNothing();
 }
 
 TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
   CommandResult up = Run(up_);
   ASSERT_EQ(up.exit_code, 0) << up.err;
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   const std::vector<std::string> same = {"up", "--data-dir", data_, "--detach", "--output=json"};
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
@@ -308,7 +308,7 @@ TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
                 AllOf(HasSubstr(StrCat("(pid ", coordinator, ") has ended")),
                       HasSubstr("`shardmesh up` starts it again"), HasSubstr("/coordinator.log")));
   }
-  EXPECT_EQ(Run(same).exit_code, 0);
+  EXPECT_THAT(Run(same), Succeeded());
   ExpectDownLeavesNothing();
 }
 
@@ -337,13 +337,13 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   ASSERT_EQ(record.processes.size(), 3u);
   ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
   ASSERT_TRUE(Eventually([&] { return is_in_state("worker-1", "lost"); }));
-  ASSERT_EQ(Run({"admin", "worker", "replace", "worker-1", "spare"}).exit_code, 0);
+  ASSERT_THAT(Run({"admin", "worker", "replace", "worker-1", "spare"}), Succeeded());
 
   // The worker that serves no rank any more is not started again, and the spare runs already.
   up = Run(two);
   EXPECT_EQ(up.exit_code, 1);
   EXPECT_THAT(up.err, HasSubstr("is up at"));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   ASSERT_THAT(client::SendSignal(spare->id(), SIGKILL), IsOk());
   ASSERT_TRUE(client::WaitUntilGone(spare->id(), absl::Now() + absl::Seconds(60)));
   spare->Ended();
@@ -396,7 +396,7 @@ TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
   };
   ASSERT_TRUE(end(2));
   ASSERT_TRUE(Eventually([&] { return is_in_state("worker-1", "lost"); }));
-  ASSERT_EQ(Run({"admin", "worker", "replace", "worker-1", "spare"}).exit_code, 0);
+  ASSERT_THAT(Run({"admin", "worker", "replace", "worker-1", "spare"}), Succeeded());
   ASSERT_TRUE(end(0));
 
   // The coordinator is started again, and the spare attaches to it.
@@ -413,7 +413,7 @@ TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
   EXPECT_THAT(up.err, HasSubstr("is up at"));
 
   // A new cluster at the same address.
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   ASSERT_TRUE(client::IsRunning(spare->id()));
   two.push_back(StrCat("--port=", address.substr(address.rfind(':') + 1)));
   up = Run(two);
@@ -429,8 +429,8 @@ TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
 
 // A process that ends gives its folder up, and will not attach.
 TEST_F(UpDownTest, AnUpDoesNotWaitForAProcessThatGivesAWorkersFolderUp) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
-  ASSERT_EQ(Run({"down"}).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
+  ASSERT_THAT(Run({"down"}), Succeeded());
   const std::string log = record_ + "/coordinator.log";
   std::filesystem::remove(log);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(FileLock lock, TakeLock(data_ + "/worker-0/LOCK"));
@@ -590,7 +590,7 @@ TEST_F(UpDownTest, AHealthyClusterIsUpThoughAnotherCommandHasItsLock) {
 TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   CommandResult up = Run({"up", "--mesh", "fsdp=3", "--data-dir", data_, "--detach"});
   ASSERT_EQ(up.exit_code, 0) << up.err;
-  ASSERT_EQ(Run({"admin", "worker", "drain", "worker-1"}).exit_code, 0);
+  ASSERT_THAT(Run({"admin", "worker", "drain", "worker-1"}), Succeeded());
   std::ofstream(folder_ + "/smaller.yaml") << "axes: [{name: fsdp, size: 2}]\n";
   CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/smaller.yaml"});
   ASSERT_EQ(put.exit_code, 0) << put.err;
@@ -608,7 +608,7 @@ TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   up = Run(same);
   EXPECT_EQ(up.exit_code, 1);
   EXPECT_THAT(up.err, HasSubstr("is up at"));
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
 
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
@@ -646,7 +646,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   EXPECT_TRUE(Eventually(are_complete));
 
   // After `down`.
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
   const json cluster = json::parse(up.out);
@@ -657,7 +657,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
 
   // Another mesh's worker that cannot start keeps neither a new nor a running cluster from its
   // `up`.
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   std::filesystem::remove_all(data_ + "/worker-2/arrays");
   std::ofstream(data_ + "/worker-2/arrays") << "no folder\n";
   for (int i = 0; i < 2; ++i) {
@@ -674,7 +674,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   }
 
   // Nor does one whose files are damaged.
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   std::filesystem::remove(data_ + "/worker-2/arrays");
   std::ofstream(data_ + "/worker-2/cluster_id") << "\x01\n";
   up = Run(same);
@@ -685,7 +685,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   EXPECT_EQ(StatusOrNothing()["meshes"][0]["complete"], true);
 
   // A worker whose data is not below the data folder does not belong to this `up`, which says so.
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   std::filesystem::rename(data_ + "/worker-2", folder_ + "/worker-2");
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
@@ -697,16 +697,16 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
 }
 
 TEST_F(UpDownTest, AnUpRefusesAnotherMeshThanThatOfTheState) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
+  EXPECT_THAT(Run({"down"}), Succeeded());
   const std::vector<std::string> other = {"up", "--mesh", "tp=2", "--data-dir", data_, "--detach"};
   for (const bool was_changed : {false, true}) {
     if (was_changed) {  // the state has a second version of the mesh
-      ASSERT_EQ(Run({"up", "--data-dir", data_, "--detach"}).exit_code, 0);
+      ASSERT_THAT(Run({"up", "--data-dir", data_, "--detach"}), Succeeded());
       std::ofstream(folder_ + "/dp.yaml") << "axes: [{name: dp, size: 1}]\n";
       const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/dp.yaml"});
       ASSERT_EQ(put.exit_code, 0) << put.err;
-      EXPECT_EQ(Run({"down"}).exit_code, 0);
+      EXPECT_THAT(Run({"down"}), Succeeded());
     }
     const CommandResult up = Run(other);
     EXPECT_EQ(up.exit_code, 1);
@@ -716,7 +716,7 @@ TEST_F(UpDownTest, AnUpRefusesAnotherMeshThanThatOfTheState) {
                               HasSubstr("another --data-dir")));
     EXPECT_THAT(Processes(), IsEmpty());
   }
-  ASSERT_EQ(Run({"up", "--mesh", "dp=1", "--data-dir", data_, "--detach"}).exit_code, 0);
+  ASSERT_THAT(Run({"up", "--mesh", "dp=1", "--data-dir", data_, "--detach"}), Succeeded());
   ExpectDownLeavesNothing();
 }
 
@@ -740,7 +740,7 @@ TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
   ExpectDownLeavesNothing();
 
   // Another data folder is another cluster.
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   ASSERT_NO_FATAL_FAILURE(KillAll());
   up = Run({"up", "--mesh", "tp=2", "--data-dir", data_ + "-2", "--detach", "--output=json"});
   ASSERT_EQ(up.exit_code, 0) << up.err;
@@ -749,7 +749,7 @@ TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
 }
 
 TEST_F(UpDownTest, AnUpThatIsKilledBeforeTheCoordinatorListensKeepsTheFlags) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   for (const bool coordinator_runs : {true, false}) {
     SCOPED_TRACE(coordinator_runs);
     ASSERT_NO_FATAL_FAILURE(KillAll());
@@ -779,7 +779,7 @@ TEST_F(UpDownTest, AnUpThatIsKilledBeforeTheCoordinatorListensKeepsTheFlags) {
 }
 
 TEST_F(UpDownTest, AnUpAfterACrashDoesNotNameAMeshThatTheStateNoLongerHas) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   std::ofstream(folder_ + "/dp.yaml") << "axes: [{name: dp, size: 1}]\n";
   const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/dp.yaml"});
   ASSERT_EQ(put.exit_code, 0) << put.err;
@@ -793,11 +793,11 @@ TEST_F(UpDownTest, AnUpAfterACrashDoesNotNameAMeshThatTheStateNoLongerHas) {
 }
 
 TEST_F(UpDownTest, AnUpTakesTheTypesOfAxesFromTheState) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   std::ofstream(folder_ + "/explicit.yaml") << "axes: [{name: fsdp, size: 1, type: explicit}]\n";
   const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/explicit.yaml"});
   ASSERT_EQ(put.exit_code, 0) << put.err;
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   std::vector<std::string> same = up_;
   same.push_back("--output=json");
   CommandResult up = Run(same);  // with --mesh fsdp=1
@@ -815,10 +815,10 @@ TEST_F(UpDownTest, AnUpTakesTheTypesOfAxesFromTheState) {
 }
 
 TEST_F(UpDownTest, AnUpDefinesTheMeshAgainIfTheStateHasNone) {
-  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_THAT(Run(up_), Succeeded());
   const CommandResult removed = Run({"catalog", "rm", "mesh", "default"});
   ASSERT_EQ(removed.exit_code, 0) << removed.err;
-  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  EXPECT_THAT(Run({"down"}), Succeeded());
   const CommandResult up = Run({"up", "--data-dir", data_, "--detach", "--output=json"});
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(json::parse(up.out)["mesh"], "fsdp=1");

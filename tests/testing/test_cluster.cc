@@ -37,6 +37,11 @@ std::string MakeTestFolder(const std::string& name) {
   return pattern;
 }
 
+std::ostream& operator<<(std::ostream& out, const CommandResult& result) {
+  return out << "exit code " << result.exit_code << " after " << absl::FormatDuration(result.time)
+             << "\nprinted: " << result.out << "\nsaid: " << result.err;
+}
+
 CommandResult RunShardmesh(const std::vector<std::string>& arguments,
                            const std::string& runtime_folder, absl::Duration timeout) {
   return RunProgram("shardmesh", arguments, runtime_folder, timeout);

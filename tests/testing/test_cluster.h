@@ -2,7 +2,10 @@
 #ifndef SHARDMESH_TESTS_TESTING_TEST_CLUSTER_H_
 #define SHARDMESH_TESTS_TESTING_TEST_CLUSTER_H_
 
+#include <gmock/gmock.h>
+
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -25,6 +28,11 @@ struct CommandResult {
   std::string err;
   absl::Duration time;
 };
+// Shows how a command ended, and what it said, where an assertion on it fails.
+std::ostream& operator<<(std::ostream& out, const CommandResult& result);
+
+// Matches a command that ended with exit code 0; a mismatch shows what it said.
+MATCHER(Succeeded, "exit code 0") { return arg.exit_code == 0; }
 
 // Runs `shardmesh ARGUMENTS...` and waits at most `timeout` for its end. The command keeps cluster
 // records below `runtime_folder`.

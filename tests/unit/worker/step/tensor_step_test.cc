@@ -33,8 +33,8 @@ Input Floats(const Shape& shape, std::vector<std::string> axes, int seed = 1) {
 
 Input Ints(const Shape& shape, std::vector<std::string> axes,
            const std::vector<int32_t>& elements) {
-  std::string bytes(elements.size() * sizeof(int32_t), ' ');
-  std::memcpy(bytes.data(), elements.data(), bytes.size());
+  std::string bytes(reinterpret_cast<const char*>(elements.data()),
+                    elements.size() * sizeof(int32_t));
   return {{Dtype::kI32, shape, SpecOf(std::move(axes))}, std::move(bytes)};
 }
 
