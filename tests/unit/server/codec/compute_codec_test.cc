@@ -358,6 +358,7 @@ TEST(EncodePlanTest, TellsTheInstructionsInOrderAndTheExchangeOfCollectives) {
   PreparedPlan prepared;
   prepared.hash = std::string("\0\xff", 2);
   prepared.plan.cost = {.flops = 1, .sent_bytes = 2, .memory_bytes = 3};
+  prepared.plan.values.assign(3, ValueDescriptor{.shape = {2, 2}, .spec = {}});
   prepared.plan.instructions.push_back(
       {.output = 1, .kind = LocalMatmul{}, .label = "op 0 (matmul): product"});
   prepared.plan.instructions.push_back(

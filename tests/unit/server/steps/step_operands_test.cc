@@ -126,7 +126,7 @@ TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
     const absl::Status refused = MarkUpdates(plan, &wrong);
     EXPECT_EQ(ReasonOf(refused), Reason::kBadField);
     EXPECT_THAT(ToStd(refused.message()), HasSubstr("operand 1 is updated"));
-    return ToStd(refused.message());
+    return std::string(refused.message());
   };
   EXPECT_THAT(refusal({array_of("x"), FoundOperand()}), HasSubstr("literal"));
   EXPECT_THAT(refusal({array_of("kv"), array_of("kv")}), HasSubstr("another operand too"));
