@@ -22,7 +22,7 @@
 #include "absl/synchronization/internal/per_thread_sem.h"
 
 // ThreadSanitizer's interposers (tests/testing/tsan_grpc.cc) expect Abseil's own functions.
-#if !defined(__SANITIZE_THREAD__) && ABSL_LTS_RELEASE_VERSION == 20220623
+#if !defined(ABSL_HAVE_THREAD_SANITIZER) && ABSL_LTS_RELEASE_VERSION == 20220623
 #define SHARDMESH_HAS_STEADY_WAITS 1
 #endif
 

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -16,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/cli/local/child_process.h"
 #include "status/str_cat.h"
@@ -63,11 +66,14 @@ class ReturnTest : public ::testing::Test {
     std::atomic<int> rounds = 0;
     const auto repeat = [&](std::vector<std::string> arguments) {
       return [this, &is_over, &rounds, arguments] {
+        const bool is_step = arguments[0] == "linear";
         bool is_last = false;
         do {
           is_last = is_over;
+          if (is_step) BeginStep();
           const CommandResult result = cluster_->Run(arguments);
-          EXPECT_EQ(result.exit_code, 0) << arguments[0] << ": " << result.err;
+          if (is_step) EndStep();
+          EXPECT_THAT(result, Succeeded()) << arguments[0];
           EXPECT_THAT(result.err, AllOf(Not(HasSubstr("load the array again")),
                                         Not(HasSubstr("start lost workers"))));
           ++rounds;
@@ -82,6 +88,36 @@ class ReturnTest : public ::testing::Test {
     is_over = true;
     gets.join();
     steps.join();
+  }
+
+  // Kills a worker while no step of ExpectNoneFails runs: a step that runs then fails, as
+  // documented.
+  void KillBetweenSteps(const std::string& identity) {
+    const absl::MutexLock lock(&mutex_);
+    is_held_ = true;
+    mutex_.Await(absl::Condition(
+        +[](bool* is_running) { return !*is_running; }, &step_is_running_));
+    EXPECT_THAT(cluster_->Kill(identity), IsOk());
+    EXPECT_TRUE(Eventually([&] {
+      const absl::StatusOr<client::ClusterStatus> status = client().cluster().GetStatus();
+      if (!status.ok()) return false;
+      const auto worker =
+          std::ranges::find(status->workers, identity, &client::WorkerStatus::identity);
+      return worker == status->workers.end() || worker->state != client::WorkerState::kReady;
+    })) << "the coordinator does not miss it";
+    is_held_ = false;
+  }
+
+  void BeginStep() {
+    const absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](bool* is_held) { return !*is_held; }, &is_held_));
+    step_is_running_ = true;
+  }
+
+  void EndStep() {
+    const absl::MutexLock lock(&mutex_);
+    step_is_running_ = false;
   }
 
   // `shardmesh load` of 128 MiB, which the client sends while worker-1 takes nothing in. Returns
@@ -188,6 +224,10 @@ class ReturnTest : public ::testing::Test {
   std::string x_;
   int64_t idle_bytes_ = 0;
   int64_t idle_arrays_ = 0;
+
+  absl::Mutex mutex_;
+  bool is_held_ ABSL_GUARDED_BY(mutex_) = false;  // no step may begin
+  bool step_is_running_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 TEST_F(ReturnTest, NoCommandFailsWhileTheCoordinatorIsRestarted) {
@@ -207,7 +247,7 @@ TEST_F(ReturnTest, NoCommandFailsWhileAWorkerIsReplaced) {
     EXPECT_THAT(cluster_->Terminate("worker-2"), IsOk());
     EXPECT_THAT(cluster_->Restart("worker-2"), IsOk());
     EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
-    EXPECT_THAT(cluster_->Kill("worker-3"), IsOk());
+    KillBetweenSteps("worker-3");
     EXPECT_THAT(cluster_->Restart("worker-3"), IsOk());
     EXPECT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   });

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "absl/base/config.h"
+
 // foreach_target.h includes this file once more for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/kernel/reduce_loops.cc"
@@ -19,7 +21,7 @@
 // ranges. In instrumented code, each unaligned access is one call of the sanitizer per element.
 // Such calls would take several times as long as the rest of a reduction. The functions below are
 // therefore not instrumented.
-#if defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
 extern "C" void __tsan_read_range(const void* begin, size_t bytes);
 extern "C" void __tsan_write_range(void* begin, size_t bytes);
 #define SHARDMESH_TOLD_AS_RANGES __attribute__((no_sanitize("thread")))
@@ -33,13 +35,13 @@ namespace shardmesh::worker::HWY_NAMESPACE {
 namespace {
 
 inline void TellRead([[maybe_unused]] const char* begin, [[maybe_unused]] int64_t bytes) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
   __tsan_read_range(begin, static_cast<size_t>(bytes));
 #endif
 }
 
 inline void TellWritten([[maybe_unused]] char* begin, [[maybe_unused]] int64_t bytes) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
   __tsan_write_range(begin, static_cast<size_t>(bytes));
 #endif
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/config.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "process/steady_deadline.h"
@@ -154,7 +155,7 @@ TEST(FormatRoundedTest, LeavesOutWhatNobodyReads) {
 }
 
 TEST(SteadyWaitsTest, AbseilWaitsByTheSteadyClock) {
-#ifdef __SANITIZE_THREAD__
+#ifdef ABSL_HAVE_THREAD_SANITIZER
   GTEST_SKIP() << "not in builds for ThreadSanitizer";
 #endif
   UseSteadyWaits();
