@@ -54,8 +54,9 @@ using Answer = std::function<absl::StatusOr<Json>(const Json& input)>;
 // Passes every question about function `fn` in `file` to `answer`. Reports each line that differs,
 // with its id, the expected and the actual result. If the golden expects an error, `answer` must
 // return an error with the same PythonTypeOf. `count` is the number of questions, which detects
-// lines that are silently lost.
-void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer);
+// lines that are silently lost. Asks every `stride`-th question only, from the first one on.
+void ExpectGoldens(std::string_view file, std::string_view fn, int64_t count, const Answer& answer,
+                   int64_t stride = 1);
 
 // Decoders. For a value that does not have the form in tests/data/goldens/README.md, they throw
 // Json::exception. For a value that the Python libraries themselves refuse, such as a nested tuple

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "program/program.h"
 #include "program/step_plan.h"
+#include "program/value_layout.h"
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"

@@ -2,275 +2,64 @@
 #ifndef SHARDMESH_TESTS_UNIT_PROGRAM_PLAN_SIMULATION_H_
 #define SHARDMESH_TESTS_UNIT_PROGRAM_PLAN_SIMULATION_H_
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
-#include <utility>
-#include <variant>
 #include <vector>
 
-#include "gtest/gtest.h"
-#include "program/fuse_exchanges.h"
-#include "program/move_plan.h"
 #include "program/step_plan.h"
-#include "sharding/device_group.h"
+#include "sharding/mesh.h"
+#include "sharding/shape.h"
 #include "sharding/tile.h"
-#include "sharding/uneven.h"
 #include "tests/unit/program/dense.h"
-#include "tests/unit/program/dense_ops.h"
-#include "tests/unit/program/plan_examples.h"
 
 namespace shardmesh {
 
 // The part of `tensor` within `tile`; positions are relative to `origin`.
-inline Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin) {
-  Dense part{.shape = tile.shape(), .elements = {}};
-  ForEachIndex(part.shape, [&](const Shape& index) {
-    Shape at = index;
-    for (size_t dim = 0; dim < at.size(); ++dim) {
-      at[dim] += tile.ranges[dim].start - origin.ranges[dim].start;
-    }
-    part.elements.push_back(tensor.elements[Offset(tensor.shape, at)]);
-  });
-  return part;
-}
+Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin);
 
-inline double Activate(Activation activation, double x) {
-  return activation == Activation::kRelu ? std::max(x, 0.0) : x;
-}
+double Activate(Activation activation, double x);
 
 // Returns activation(scale * lhs * rhs + bias) as PlanBuilder defines it, batches included.
-inline Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
-                      bool transpose_rhs, double scale, Activation activation) {
-  const size_t lhs_rank = lhs.shape.size();
-  const size_t rhs_rank = rhs.shape.size();
-  const size_t lhs_k = transpose_lhs ? lhs_rank - 2 : lhs_rank - 1;
-  const size_t rhs_k = transpose_rhs ? rhs_rank - 1 : rhs_rank - 2;
-  const size_t rank = lhs_rank == 1 ? 1 : std::max(lhs_rank, rhs_rank);
-  Dense result{.shape = Shape(rank, 1), .elements = {}};
-  for (size_t dim = 0; dim + 2 < rank; ++dim) {
-    for (const Dense* operand : {&lhs, &rhs}) {
-      const size_t missing = rank - operand->shape.size();
-      if (dim >= missing && operand->shape[dim - missing] != 1) {
-        result.shape[dim] = operand->shape[dim - missing];
-      }
-    }
-  }
-  if (rank > 1) result.shape[rank - 2] = lhs.shape[transpose_lhs ? lhs_rank - 1 : lhs_rank - 2];
-  result.shape[rank - 1] = rhs.shape[transpose_rhs ? rhs_rank - 2 : rhs_rank - 1];
-  // The distance between neighbours along the contracted dimension of an operand.
-  const auto step_of = [](const Dense& operand, size_t k_dim) {
-    size_t step = 1;
-    for (size_t dim = k_dim + 1; dim < operand.shape.size(); ++dim) {
-      step *= static_cast<size_t>(operand.shape[dim]);
-    }
-    return step;
-  };
-  const size_t lhs_step = step_of(lhs, lhs_k);
-  const size_t rhs_step = step_of(rhs, rhs_k);
-  ForEachIndex(result.shape, [&](const Shape& index) {
-    // The place of the first element of an operand in the row or column `line`.
-    const auto start = [&](const Dense& operand, size_t k_dim, int64_t line) {
-      const size_t operand_rank = operand.shape.size();
-      Shape at(operand_rank, 0);
-      for (size_t dim = 0; dim + 2 < operand_rank; ++dim) {
-        at[dim] = operand.shape[dim] == 1 ? 0 : index[dim + rank - operand_rank];
-      }
-      if (operand_rank > 1) at[2 * operand_rank - 3 - k_dim] = line;
-      return Offset(operand.shape, at);
-    };
-    double sum = 0;
-    size_t lhs_at = start(lhs, lhs_k, rank > 1 ? index[rank - 2] : 0);
-    size_t rhs_at = start(rhs, rhs_k, index[rank - 1]);
-    for (int64_t k = 0; k < lhs.shape[lhs_k]; ++k) {
-      sum += lhs.elements[lhs_at] * rhs.elements[rhs_at];
-      lhs_at += lhs_step;
-      rhs_at += rhs_step;
-    }
-    sum =
-        scale * sum + (bias == nullptr ? 0 : bias->elements[static_cast<size_t>(index[rank - 1])]);
-    result.elements.push_back(Activate(activation, sum));
-  });
-  return result;
-}
+Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
+               bool transpose_rhs, double scale, Activation activation);
 
 // All devices of a plan's mesh, each with its tiles of all values.
 class Simulation {
  public:
-  explicit Simulation(const Plan& plan) : plan_(plan) {
-    tiles_.resize(plan.values.size());
-    for (const ValueDescriptor& value : plan.values) {
-      tilings_.push_back(*TilingOf(plan, value));
-    }
-  }
+  explicit Simulation(const Plan& plan);
 
   // Along unreduced axes the first device holds the tensor, the others hold zeros.
-  void SetOperand(ValueIndex index, const Dense& tensor) {
-    const Tile whole = Tile::Whole(tensor.shape);
-    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
-      Dense tile = Cut(tensor, tilings_[index].TileOf(device), whole);
-      for (const std::string& axis : plan_.values[index].spec.unreduced()) {
-        if (plan_.mesh.CoordinateOf(device, *plan_.mesh.FindAxis(axis)) != 0) {
-          tile.elements.assign(tile.elements.size(), 0);
-        }
-      }
-      tiles_[index].push_back(std::move(tile));
-    }
-  }
+  void SetOperand(ValueIndex index, const Dense& tensor);
 
-  void Run() {
-    for (const Instruction& instruction : plan_.instructions) {
-      for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
-        Dense made =
-            std::visit([&](const auto& kind) { return Make(kind, instruction.output, device); },
-                       instruction.kind);
-        ASSERT_EQ(made.shape, tilings_[instruction.output].TileOf(device).shape())
-            << instruction.label;
-        tiles_[instruction.output].push_back(std::move(made));
-      }
-    }
-  }
+  void Run();
 
   // Returns the whole tensor; nullopt if devices hold different elements for one index. Along
   // unreduced axes, devices must agree as well.
-  std::optional<Dense> Assembled(ValueIndex index) const {
-    Dense whole{.shape = plan_.values[index].shape, .elements = {}};
-    whole.elements.resize(static_cast<size_t>(Count(whole.shape)));
-    const Tile all = Tile::Whole(whole.shape);
-    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
-      const Tile tile = tilings_[index].TileOf(device);
-      Paste(TileAt(index, device), tile, tile, all, &whole);
-    }
-    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
-      const Dense part = Cut(whole, tilings_[index].TileOf(device), all);
-      if (part.elements != TileAt(index, device).elements) return std::nullopt;
-    }
-    return whole;
-  }
+  std::optional<Dense> Assembled(ValueIndex index) const;
 
   // Every device's tile must agree with `expected`.
-  void ExpectOutput(ValueIndex index, const Dense& expected) const {
-    ASSERT_EQ(plan_.values[index].shape, expected.shape);
-    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
-      const Dense part = Cut(expected, tilings_[index].TileOf(device), Tile::Whole(expected.shape));
-      EXPECT_EQ(tiles_[index][static_cast<size_t>(device)].elements, part.elements)
-          << "device " << device << " of " << plan_.values[index].spec.ToString();
-    }
-  }
+  void ExpectOutput(ValueIndex index, const Dense& expected) const;
 
  private:
-  const Dense& TileAt(ValueIndex index, DeviceId device) const {
-    return tiles_[index][static_cast<size_t>(device)];
-  }
+  const Dense& TileAt(ValueIndex index, DeviceId device) const;
 
-  Dense Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const {
-    return Multiply(TileAt(matmul.lhs, device), TileAt(matmul.rhs, device),
-                    matmul.bias.has_value() ? &TileAt(*matmul.bias, device) : nullptr,
-                    matmul.transpose_lhs, matmul.transpose_rhs, matmul.scale, matmul.activation);
-  }
-  Dense Make(const LocalEpilogue& epilogue, ValueIndex, DeviceId device) const {
-    Dense result = TileAt(epilogue.input, device);
-    for (size_t i = 0; i < result.elements.size(); ++i) {
-      if (epilogue.bias.has_value()) {
-        const Dense& bias = TileAt(*epilogue.bias, device);
-        result.elements[i] += bias.elements[i % bias.elements.size()];
-      }
-      result.elements[i] = Activate(epilogue.activation, result.elements[i]);
-    }
-    return result;
-  }
+  Dense Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const;
+  Dense Make(const LocalEpilogue& epilogue, ValueIndex, DeviceId device) const;
   // A slice that is not empty must be within the tile that the device holds.
-  Dense Make(const LocalSlice& slice, ValueIndex output, DeviceId device) const {
-    const Tile part = tilings_[output].TileOf(device);
-    const Tile held = tilings_[slice.input].TileOf(device);
-    if (!part.empty() && Intersect(part, held) != part) {
-      ADD_FAILURE() << "device " << device << " holds " << held.ToString() << " and cannot cut out "
-                    << part.ToString();
-      return Empty(output, device);
-    }
-    return Cut(TileAt(slice.input, device), part, held);
-  }
+  Dense Make(const LocalSlice& slice, ValueIndex output, DeviceId device) const;
   // Copies the part of `from` that lies within `into`. Both tiles are relative to one tensor.
   static void Paste(const Dense& from, const Tile& from_tile, const Tile& part, const Tile& tile,
-                    Dense* into) {
-    const Dense cut = Cut(from, part, from_tile);
-    size_t next = 0;
-    ForEachIndex(cut.shape, [&](const Shape& index) {
-      Shape at = index;
-      for (size_t dim = 0; dim < at.size(); ++dim) {
-        at[dim] += part.ranges[dim].start - tile.ranges[dim].start;
-      }
-      into->elements[Offset(into->shape, at)] = cut.elements[next++];
-    });
-  }
-  Dense Empty(ValueIndex output, DeviceId device) const {
-    Dense empty{.shape = tilings_[output].TileOf(device).shape(), .elements = {}};
-    empty.elements.assign(static_cast<size_t>(Count(empty.shape)), -1e9);
-    return empty;
-  }
-  Dense Make(const MoveRegions& move, ValueIndex output, DeviceId device) const {
-    const ReshardPlan plan = *MovePlan(plan_.mesh, plan_.values[move.input], plan_.values[output]);
-    const Tile tile = tilings_[output].TileOf(device);
-    const auto held_by = [&](DeviceId each) { return tilings_[move.input].TileOf(each); };
-    Dense result = Empty(output, device);
-    if (const auto kept = Intersect(held_by(device), tile); kept.has_value()) {
-      Paste(TileAt(move.input, device), held_by(device), *kept, tile, &result);
-    }
-    const std::vector<FetchRegion> regions = *plan.RegionsOf(device);
-    for (const FetchRegion& region : regions) {
-      Paste(TileAt(move.input, region.source), held_by(region.source), region.tile, tile, &result);
-    }
-    return result;
-  }
-  Dense Make(const GroupCollective& collective, ValueIndex output, DeviceId device) const {
-    const DeviceGroup group = *DeviceGroup::Create(plan_.mesh, collective.axes, device);
-    const Tiling& in = tilings_[collective.input];
-    if (collective.kind == CollectiveKind::kAllGather) {
-      Dense result = Empty(output, device);
-      for (const DeviceId member : group.devices()) {
-        Paste(TileAt(collective.input, member), in.TileOf(member), in.TileOf(member),
-              tilings_[output].TileOf(device), &result);
-      }
-      return result;
-    }
-    Dense result = TileAt(collective.input, device);
-    for (size_t i = 0; i < result.elements.size(); ++i) {
-      result.elements[i] = 0;
-      for (const DeviceId member : group.devices()) {
-        result.elements[i] += TileAt(collective.input, member).elements[i];
-      }
-    }
-    return Cut(result, tilings_[output].TileOf(device), in.TileOf(device));
-  }
+                    Dense* into);
+  Dense Empty(ValueIndex output, DeviceId device) const;
+  Dense Make(const MoveRegions& move, ValueIndex output, DeviceId device) const;
+  Dense Make(const GroupCollective& collective, ValueIndex output, DeviceId device) const;
 
-  Dense Make(const LocalCompute& compute, ValueIndex output, DeviceId device) const {
-    std::vector<Dense> inputs;
-    int64_t first_row = 0;
-    for (const ValueIndex input : InputsOf(compute.op)) inputs.push_back(TileAt(input, device));
-    if (const auto* const embedding = std::get_if<EmbeddingOp>(&compute.op)) {
-      first_row = tilings_[embedding->table].TileOf(device).ranges[0].start;
-    }
-    return ComputeDense(compute.op, inputs, tilings_[output].TileOf(device).shape(), first_row);
-  }
-  Dense Make(const GatherMatmul& fused, ValueIndex output, DeviceId device) const {
-    return MakeInPlainForm({.output = output, .kind = fused, .label = "plain form"}, device);
-  }
-  Dense Make(const MatmulScatter& fused, ValueIndex output, DeviceId device) const {
-    return MakeInPlainForm({.output = output, .kind = fused, .label = "plain form"}, device);
-  }
-  Dense MakeInPlainForm(const Instruction& instruction, DeviceId device) const {
-    const Plan pair = *PlainFormOf(plan_, instruction);
-    Simulation plain(pair);
-    size_t operand = 0;
-    for (const ValueIndex input : InputsOf(instruction)) plain.tiles_[operand++] = tiles_[input];
-    plain.Run();
-    return plain.TileAt(pair.outputs.front(), device);
-  }
+  Dense Make(const LocalCompute& compute, ValueIndex output, DeviceId device) const;
+  Dense Make(const GatherMatmul& fused, ValueIndex output, DeviceId device) const;
+  Dense Make(const MatmulScatter& fused, ValueIndex output, DeviceId device) const;
+  Dense MakeInPlainForm(const Instruction& instruction, DeviceId device) const;
 
   const Plan& plan_;
   std::vector<Tiling> tilings_;
@@ -278,102 +67,21 @@ class Simulation {
 };
 
 // Lays a value of a random shape over the axes, with cut points where the parts are unequal.
-inline ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& random) {
-  std::vector<std::vector<std::string>> dims(shape.size());
-  std::vector<int64_t> parts(shape.size(), 1);
-  std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
-  std::shuffle(axes.begin(), axes.end(), random);
-  for (const MeshAxis& axis : axes) {
-    const size_t dim = random() % (shape.size() + 1);
-    if (dim == shape.size() || shape[dim] < parts[dim] * axis.size) continue;
-    dims[dim].push_back(axis.name);
-    parts[dim] *= axis.size;
-  }
-  std::vector<CutPoints> points(shape.size());
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (shape[dim] % parts[dim] == 0 && random() % 2 == 0) continue;
-    std::vector<int64_t> inner(static_cast<size_t>(shape[dim] - 1));
-    std::iota(inner.begin(), inner.end(), 1);
-    std::shuffle(inner.begin(), inner.end(), random);
-    inner.resize(static_cast<size_t>(parts[dim] - 1));
-    std::sort(inner.begin(), inner.end());
-    points[dim].push_back(0);
-    points[dim].insert(points[dim].end(), inner.begin(), inner.end());
-    points[dim].push_back(shape[dim]);
-  }
-  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
-}
+ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& random);
 
 // Lays a value over the axes as RandomValue does, but with parts that may be empty: the last parts
 // of ceil chunks, or parts between random points. The shape may have fewer indices than parts.
-inline ValueDescriptor RandomValueWithEmptyParts(const Mesh& mesh, Shape shape,
-                                                 std::mt19937& random) {
-  std::vector<std::vector<std::string>> dims(shape.size());
-  std::vector<int64_t> parts(shape.size(), 1);
-  std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
-  std::shuffle(axes.begin(), axes.end(), random);
-  for (const MeshAxis& axis : axes) {
-    const size_t dim = random() % (shape.size() + 1);
-    if (dim == shape.size()) continue;
-    dims[dim].push_back(axis.name);
-    parts[dim] *= axis.size;
-  }
-  std::vector<CutPoints> points(shape.size());
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (random() % 2 == 0) {
-      points[dim] = CeilChunks(shape[dim], parts[dim]);
-      continue;
-    }
-    points[dim] = {0, shape[dim]};
-    for (int64_t i = 1; i < parts[dim]; ++i) {
-      points[dim].push_back(static_cast<int64_t>(random() % (static_cast<size_t>(shape[dim]) + 1)));
-    }
-    std::sort(points[dim].begin(), points[dim].end());
-  }
-  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
-}
+ValueDescriptor RandomValueWithEmptyParts(const Mesh& mesh, Shape shape, std::mt19937& random);
 
 // Returns the number of devices and slices of the plan where the slice is empty and its ranges are
 // not within the tile that the device holds.
-inline int EmptySlicesOutside(const Plan& plan) {
-  int count = 0;
-  for (const Instruction& instruction : plan.instructions) {
-    const auto* slice = std::get_if<LocalSlice>(&instruction.kind);
-    if (slice == nullptr) continue;
-    const Tiling from = *TilingOf(plan, plan.values[slice->input]);
-    const Tiling to = *TilingOf(plan, plan.values[instruction.output]);
-    for (DeviceId device = 0; device < plan.mesh.size(); ++device) {
-      const Tile held = from.TileOf(device);
-      const Tile part = to.TileOf(device);
-      const bool is_within =
-          std::equal(part.ranges.begin(), part.ranges.end(), held.ranges.begin(),
-                     [](const IndexRange& inner, const IndexRange& outer) {
-                       return outer.start <= inner.start && inner.stop <= outer.stop;
-                     });
-      if (part.empty() && !is_within) ++count;
-    }
-  }
-  return count;
-}
+int EmptySlicesOutside(const Plan& plan);
 
 // Returns the cut points of a value in the form of ReshardOp::part_starts.
-inline std::vector<std::vector<int64_t>> StartsOf(const ValueDescriptor& value) {
-  std::vector<std::vector<int64_t>> starts;
-  for (const CutPoints& points : value.cut_points) {
-    starts.emplace_back();
-    if (!points.empty()) starts.back().assign(points.begin() + 1, points.end() - 1);
-  }
-  return starts;
-}
+std::vector<std::vector<int64_t>> StartsOf(const ValueDescriptor& value);
 
 // Returns the labels of the plan's instructions, without the names of their ops.
-inline std::vector<std::string> LabelsOf(const Plan& plan) {
-  std::vector<std::string> labels;
-  for (const Instruction& instruction : plan.instructions) {
-    labels.push_back(instruction.label.substr(instruction.label.find(':') + 2));
-  }
-  return labels;
-}
+std::vector<std::string> LabelsOf(const Plan& plan);
 
 }  // namespace shardmesh
 

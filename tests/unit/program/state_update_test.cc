@@ -17,6 +17,7 @@
 #include "program/tensor_op.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/program/dense_ops.h"
 #include "tests/unit/program/plan_examples.h"
 #include "tests/unit/program/plan_simulation.h"
 
