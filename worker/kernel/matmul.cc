@@ -819,23 +819,31 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
     dnnl::stream stream(Engine());
     MatmulSpec whole = Converted(spec, computed);
     if (own_panels != nullptr) whole.transpose_rhs = false;
-    // The parts that differ in type from the spec's. oneDNN writes the result directly to `out` if
-    // it does not.
+    // The parts that differ in type from the spec's.
     const bool has_wide_lhs = whole.lhs_dtype != spec.lhs_dtype;
     const bool has_wide_rhs =
         own_panels != nullptr || (packed == nullptr && whole.rhs_dtype != spec.rhs_dtype);
-    const bool has_wide_out = whole.out_dtype != spec.out_dtype;
     const bool has_wide_bias = spec.has_bias && whole.bias_dtype != spec.bias_dtype;
-    const bool is_widened = has_wide_lhs || has_wide_rhs;
-    const BlockLimits limits = LimitsFor(is_widened);
-    const int64_t panel_columns = packed == nullptr || own_panels != nullptr
-                                      ? PanelColumns(whole, limits)
-                                      : packed->panel_columns;
+    BlockLimits limits = LimitsFor(has_wide_lhs || has_wide_rhs);
+    int64_t panel_columns = packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
+    if (own_panels != nullptr) {
+      // The product reads the converted weights from a near cache.
+      constexpr double kConvertedBytes = 1 << 20;
+      panel_columns = PanelColumns(whole, {.flops = limits.flops, .bytes = kConvertedBytes});
+    }
     const int64_t widest = std::min(panel_columns, spec.n);
+    // oneDNN writes to `out`, unless the result has another type. Where post-ops have rows, only
+    // its reference code writes the columns of a wider matrix.
+    const bool has_rows = spec.has_scales || (spec.has_bias && spec.scale != 1);
+    const bool has_wide_out = whole.out_dtype != spec.out_dtype || (has_rows && widest < spec.n);
+    if (has_wide_out) {
+      whole.out_dtype = Dtype::kF32;
+      limits = LimitsFor(true);
+    }
     const int64_t block_rows = BlockRows(whole, widest, limits);
     RunScratch scratch;
     std::optional<ConvertedBlock> wide;
-    if (is_widened) {
+    if (has_wide_lhs || has_wide_rhs || has_wide_bias || has_wide_out) {
       const int64_t rhs_floats =
           (spec.k * widest * ElementBytes(computed) + ElementBytes(Dtype::kF32) - 1) /
           ElementBytes(Dtype::kF32);
