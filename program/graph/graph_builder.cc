@@ -253,7 +253,9 @@ GraphValue GraphBuilder::Vector(absl::Span<const int32_t> values) {
 GraphValue GraphBuilder::Linear(GraphValue input, GraphValue weight, const LinearArgs& args) {
   std::vector<GraphValue> inputs = {input, weight};
   AddInput(args.bias, &inputs);
+  AddInput(args.scales, &inputs);
   return Op(LinearOp{.bias = FieldOf(args.bias),
+                     .scales = FieldOf(args.scales),
                      .weight_layout = args.weight_layout,
                      .activation = args.activation,
                      .scale = args.scale},
