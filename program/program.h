@@ -85,13 +85,13 @@ struct PermutePair {
 // dimension of the input. A weight of I8 has `scales`: the weight's elements are integers, and a
 // factor for each output feature gives their values. Other weights have none.
 struct LinearOp {
-  ValueIndex input = 0;                             // [..., in]
-  ValueIndex weight = 0;                            // a matrix
-  std::optional<ValueIndex> bias = std::nullopt;    // [out]
-  std::optional<ValueIndex> scales = std::nullopt;  // [out], F32
+  ValueIndex input = 0;                           // [..., in]
+  ValueIndex weight = 0;                          // a matrix
+  std::optional<ValueIndex> bias = std::nullopt;  // [out]
   WeightLayout weight_layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   float scale = 1;
+  std::optional<ValueIndex> scales = std::nullopt;  // [out], F32
 
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };

@@ -43,10 +43,10 @@ struct LocalMatmul {
   std::optional<ValueIndex> bias = std::nullopt;  // [N]; nullopt if the product is a partial sum
   bool transpose_lhs = false;                     // lhs is [..., K, M], not [..., M, K]
   bool transpose_rhs = false;                     // rhs is [..., N, K], not [..., K, N]
-  // [N], F32; set if and only if rhs is I8, a matrix.
-  std::optional<ValueIndex> scales = std::nullopt;
   float scale = 1;
   Activation activation = Activation::kNone;
+  // [N], F32; set if and only if rhs is I8, a matrix.
+  std::optional<ValueIndex> scales = std::nullopt;
 
   friend bool operator==(const LocalMatmul&, const LocalMatmul&) = default;
 };

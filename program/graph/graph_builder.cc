@@ -255,10 +255,10 @@ GraphValue GraphBuilder::Linear(GraphValue input, GraphValue weight, const Linea
   AddInput(args.bias, &inputs);
   AddInput(args.scales, &inputs);
   return Op(LinearOp{.bias = FieldOf(args.bias),
-                     .scales = FieldOf(args.scales),
                      .weight_layout = args.weight_layout,
                      .activation = args.activation,
-                     .scale = args.scale},
+                     .scale = args.scale,
+                     .scales = FieldOf(args.scales)},
             inputs);
 }
 

@@ -118,11 +118,11 @@ TEST(PlanBuilderTest, ScalesTheColumnsOfI8WeightsInEveryLayout) {
                               .ops = {LinearOp{.input = 0,
                                                .weight = 1,
                                                .bias = 2,
-                                               .scales = 3,
                                                .weight_layout = is_out_in ? WeightLayout::kOutIn
                                                                           : WeightLayout::kInOut,
                                                .activation = Activation::kRelu,
-                                               .scale = 2}},
+                                               .scale = 2,
+                                               .scales = 3}},
                               .outputs = {4}};
         const auto plan =
             PlanProgram(program,
