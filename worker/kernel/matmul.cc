@@ -613,13 +613,18 @@ void PackedWeights::Unpack(int64_t offset_bytes, absl::Span<char> out) const {
 }
 
 Packing PackingOf(const MatmulSpec& spec) {
-  return {.n = spec.n,
-          .k = spec.k,
-          .lhs_dtype = spec.lhs_dtype,
-          .rhs_dtype = spec.rhs_dtype,
-          .out_dtype = spec.out_dtype,
-          .transpose_lhs = spec.transpose_lhs,
-          .transpose_rhs = spec.transpose_rhs};
+  Packing packing = {.n = spec.n,
+                     .k = spec.k,
+                     .lhs_dtype = spec.lhs_dtype,
+                     .rhs_dtype = spec.rhs_dtype,
+                     .out_dtype = spec.out_dtype,
+                     .transpose_lhs = spec.transpose_lhs,
+                     .transpose_rhs = spec.transpose_rhs};
+  if (HasPanels(spec)) {
+    packing.lhs_dtype = packing.out_dtype = Dtype::kF32;
+    packing.transpose_lhs = false;
+  }
+  return packing;
 }
 
 // LRU cache of compiled products of blocks, by shape, types and layout.

@@ -71,7 +71,8 @@ struct MatmulSpec {
 };
 
 // Everything in a product's spec on which the layout of packed weights depends. Fields as in
-// MatmulSpec.
+// MatmulSpec. Weights that are packed as they are have one layout for all types of lhs and out:
+// both are F32 here, and lhs is not transposed.
 struct Packing {
   int64_t n = 0;
   int64_t k = 0;

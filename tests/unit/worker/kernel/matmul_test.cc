@@ -348,6 +348,18 @@ TEST(MatmulTest, PackedWeightsGiveAnyRangeOfThePlainOnesBack) {
   }
 }
 
+TEST(MatmulTest, WeightsThatKeepTheirTypeHaveOnePackingForAllInputs) {
+  MatmulSpec floats = SpecOf(4, 8, 16);
+  floats.rhs_dtype = Dtype::kI8;
+  MatmulSpec halves = SpecOf(2, 8, 16, Dtype::kBF16, Dtype::kBF16);
+  halves.rhs_dtype = Dtype::kI8;
+  halves.transpose_lhs = true;
+  EXPECT_EQ(PackingOf(floats), PackingOf(halves));
+  EXPECT_NE(PackingOf(floats), PackingOf(SpecOf(4, 8, 16, Dtype::kI8)));
+  halves.transpose_rhs = true;
+  EXPECT_NE(PackingOf(floats), PackingOf(halves));
+}
+
 TEST(MatmulTest, LargePackedWeightsTakeHardlyMoreMemoryThanPlainOnes) {
   MatmulKernel kernel({.threads = 1});
   for (const auto& [lhs_dtype, dtype] :
