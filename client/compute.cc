@@ -168,6 +168,7 @@ absl::StatusOr<StepResult> RunLinear(const CoordinatorConnection& connection,
   if (call.bias.has_value()) {
     EncodeOperand(*call.bias, request.mutable_bias());
   }
+  if (call.scales.has_value()) EncodeOperand(*call.scales, request.mutable_scales());
   request.set_weight_layout(rpc::Encode(call.weight_layout));
   request.set_activation(rpc::Encode(call.activation));
   request.set_scale(call.scale);
@@ -515,6 +516,7 @@ absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
                                                  const CallOptions& options) {
   std::vector<const Operand*> operands = {&call.input, &call.weight};
   if (call.bias.has_value()) operands.push_back(&*call.bias);
+  if (call.scales.has_value()) operands.push_back(&*call.scales);
   return RunStep(core_, core_->Deadline(options), options, operands, call.output,
                  [&](const std::string& session_id, const CallLimit& limit) {
                    return RunLinear(core_->connection(), session_id, call, limit);

@@ -29,6 +29,10 @@ absl::Status CheckParts(const Plan& plan, const GroupCollective& op, const Local
   };
   if (op.algorithm != CollectiveAlgorithm::kPairwise) return refuse("it is not pairwise");
   if (matmul.transpose_lhs) return refuse("the left operand is transposed");
+  const Dtype weights = plan.values[matmul.rhs].dtype;
+  if (weights == Dtype::kF16 || weights == Dtype::kI8) {
+    return refuse("the number of rows decides the bits of products by F16 and by I8");
+  }
   if (plan.values[matmul.rhs].shape.size() != 2) return refuse("the right operand is no matrix");
   const Shape tile = TileShape(plan.mesh, whole);
   const auto dim = static_cast<size_t>(op.dimension);
@@ -168,6 +172,7 @@ void Renumber(const Numbers& number_of, LocalMatmul* matmul) {
   matmul->lhs = number_of[matmul->lhs];
   matmul->rhs = number_of[matmul->rhs];
   if (matmul->bias.has_value()) matmul->bias = number_of[*matmul->bias];
+  if (matmul->scales.has_value()) matmul->scales = number_of[*matmul->scales];
 }
 
 void Renumber(const Numbers& number_of, LocalEpilogue* epilogue) {
@@ -275,7 +280,9 @@ std::optional<Plan> PlainFormOf(const Plan& plan, const Instruction& instruction
   // The order of InputsOf.
   matmul.lhs = gather != nullptr ? between : 0;
   matmul.rhs = 1;
-  if (matmul.bias.has_value()) matmul.bias = 2;
+  ValueIndex next = 2;
+  if (matmul.bias.has_value()) matmul.bias = next++;
+  if (matmul.scales.has_value()) matmul.scales = next;
   collective.input = gather != nullptr ? 0 : between;
   pair.values.push_back(gather != nullptr ? gather->gathered : scatter->product);
   pair.values.push_back(plan.values[instruction.output]);

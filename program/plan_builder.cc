@@ -445,12 +445,14 @@ absl::StatusOr<ProductDims> PlanBuilder::CheckProduct(const Product& product) co
   }
   // Operands without elements can have a product of more elements than fit.
   if (const absl::Status fits = CheckShape(OutputShapeOf(*dims)); !fits.ok()) return Error(fits);
-  const bool supported = lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16;
-  if (!supported || lhs.dtype != rhs.dtype) {
-    return Error(Reason::kUnsupportedDtype,
-                 StrCat("cannot multiply ", DtypeName(lhs.dtype), " by ", DtypeName(rhs.dtype),
-                        "; both must be F32 or both BF16"),
-                 {{fact::kDtype, DtypeName(supported ? rhs.dtype : lhs.dtype)}});
+  const absl::Status types =
+      CheckProductTypes(lhs.dtype, rhs.dtype, product.scales.has_value(), product.rhs_is_weight);
+  if (!types.ok()) return Error(types);
+  if (product.scales.has_value()) {
+    const ValueDescriptor& scales = value(*product.scales);
+    const absl::Status fits =
+        CheckScales({.dtype = scales.dtype, .shape = scales.shape}, OutputShapeOf(*dims).back());
+    if (!fits.ok()) return Error(fits);
   }
   if (product.bias.has_value()) {
     const ValueDescriptor& bias = value(*product.bias);
@@ -492,6 +494,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::Multiply(const Product& product, const P
                      .transpose_lhs = product.transpose_lhs,
                      .transpose_rhs = product.transpose_rhs,
                      .scale = product.scale};
+  SHARDMESH_ASSIGN_OR_RETURN(matmul.scales, ByColumns(product.scales, result));
   ValueDescriptor output = result;
   if (is_partial) {
     ValueLayout partial = shardmesh::LayoutOf(plan_.mesh, result);
@@ -499,7 +502,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::Multiply(const Product& product, const P
     output.spec = ToSpec(partial);
     output.dtype = PartialSumType(dtype);
   } else {
-    SHARDMESH_ASSIGN_OR_RETURN(matmul.bias, BiasFor(product, result));
+    SHARDMESH_ASSIGN_OR_RETURN(matmul.bias, ByColumns(product.bias, result));
     matmul.activation = product.activation;
   }
   const Shape lhs_tile = TileShape(plan_.mesh, value(lhs));
@@ -513,7 +516,8 @@ absl::StatusOr<ValueIndex> PlanBuilder::Multiply(const Product& product, const P
     ValueDescriptor finished = value(current);
     const bool is_rounded = finished.dtype != dtype;
     finished.dtype = dtype;
-    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueIndex> bias, BiasFor(product, finished));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueIndex> bias,
+                               ByColumns(product.bias, finished));
     if (bias.has_value() || product.activation != Activation::kNone || is_rounded) {
       current =
           Emit(LocalEpilogue{.input = current, .bias = bias, .activation = product.activation},
@@ -523,17 +527,17 @@ absl::StatusOr<ValueIndex> PlanBuilder::Multiply(const Product& product, const P
   return wanted.has_value() ? LaidOut(current, *wanted) : current;
 }
 
-absl::StatusOr<std::optional<ValueIndex>> PlanBuilder::BiasFor(const Product& product,
-                                                               const ValueDescriptor& result) {
-  if (!product.bias.has_value()) return std::nullopt;
+absl::StatusOr<std::optional<ValueIndex>> PlanBuilder::ByColumns(std::optional<ValueIndex> vector,
+                                                                 const ValueDescriptor& result) {
+  if (!vector.has_value()) return std::nullopt;
   const size_t columns = result.shape.size() - 1;
-  ValueDescriptor wanted = value(*product.bias);
+  ValueDescriptor wanted = value(*vector);
   wanted.cut_points.clear();
   if (IsCut(result, columns)) SetCutPoints(0, result.cut_points[columns], &wanted);
   wanted.spec =
       ToSpec(ValueLayout{.dims = {shardmesh::LayoutOf(plan_.mesh, result).dims[columns]}});
-  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex bias, LaidOut(*product.bias, wanted));
-  return bias;
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex laid_out, LaidOut(*vector, wanted));
+  return laid_out;
 }
 
 // Prices layouts of one product, and keeps the best plans.
@@ -728,6 +732,7 @@ absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::Search(const Product& prod
 std::vector<ValueDescriptor> PlanBuilder::OperandsOf(const Product& product) const {
   std::vector<ValueDescriptor> operands = {value(product.lhs), value(product.rhs)};
   if (product.bias.has_value()) operands.push_back(value(*product.bias));
+  if (product.scales.has_value()) operands.push_back(value(*product.scales));
   return operands;
 }
 

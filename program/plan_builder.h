@@ -30,12 +30,14 @@
 
 namespace shardmesh {
 
-// The arguments of PlanBuilder::AddProduct, which computes activation(scale * lhs * rhs + bias).
+// The arguments of PlanBuilder::AddProduct, which computes
+// activation(scale * (lhs * rhs) * scales + bias).
 // The dimensions of lhs and rhs are those of MatmulOp, or of LinearOp if rhs_is_weight.
 struct Product {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
   std::optional<ValueIndex> bias = std::nullopt;
+  std::optional<ValueIndex> scales = std::nullopt;  // as in LinearOp
   bool transpose_lhs = false;
   bool transpose_rhs = false;
   bool rhs_is_weight = false;  // the product is a LinearOp; transpose_rhs is its WeightLayout
@@ -214,10 +216,10 @@ class PlanBuilder {
   absl::StatusOr<ValueIndex> Multiply(const Product& product, const ProductDims& dims,
                                       const ProductLayout& layout,
                                       const std::optional<ValueDescriptor>& wanted);
-  // Returns the product's bias in the layout that `result`, the product's result, has in its last
-  // dimension; nullopt if the product has no bias. Errors of MovePlan.
-  absl::StatusOr<std::optional<ValueIndex>> BiasFor(const Product& product,
-                                                    const ValueDescriptor& result);
+  // Returns a vector, the product's bias or scales, in the layout that `result`, the product's
+  // result, has in its last dimension; nullopt if there is no vector. Errors of MovePlan.
+  absl::StatusOr<std::optional<ValueIndex>> ByColumns(std::optional<ValueIndex> vector,
+                                                      const ValueDescriptor& result);
   // Returns the product's result as the product's reshard lays it out; nullopt without a reshard.
   absl::StatusOr<std::optional<ValueDescriptor>> WantedOf(const Product& product,
                                                           const ProductDims& dims);

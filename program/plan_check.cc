@@ -76,10 +76,16 @@ class InstructionChecker {
     if (!fits) {
       return Misfit("tiles do not multiply");
     }
-    if (DtypeOf(matmul.lhs) != DtypeOf(matmul.rhs)) {
-      return Misfit("element types differ");
+    SHARDMESH_RETURN_IF_ERROR(CheckProductTypes(DtypeOf(matmul.lhs), DtypeOf(matmul.rhs),
+                                                matmul.scales.has_value(),
+                                                /*rhs_is_weight=*/true));
+    if (matmul.scales.has_value()) {
+      if (RankOf(matmul.rhs) != 2 || DtypeOf(*matmul.scales) != Dtype::kF32) {
+        return Misfit("scales are no F32, or the right operand is no matrix");
+      }
+      SHARDMESH_RETURN_IF_ERROR(CheckColumns(matmul.scales, output, "the scales do"));
     }
-    return CheckBias(matmul.bias, output);
+    return CheckColumns(matmul.bias, output, "the bias does");
   }
   absl::Status CheckKind(const LocalEpilogue& epilogue, ValueIndex output) const {
     bool fits = RankOf(epilogue.input) == RankOf(output);
@@ -89,7 +95,7 @@ class InstructionChecker {
     if (!fits) {
       return Misfit("tiles of input and output differ");
     }
-    return CheckBias(epilogue.bias, output);
+    return CheckColumns(epilogue.bias, output, "the bias does");
   }
   absl::Status CheckKind(const LocalSlice& slice, ValueIndex output) const {
     if (plan_.values[slice.input] == plan_.values[output]) return absl::OkStatus();  // a copy
@@ -146,10 +152,12 @@ class InstructionChecker {
                ? absl::OkStatus()
                : Misfit("tiles of input and output do not fit the exchange");
   }
-  absl::Status CheckBias(std::optional<ValueIndex> bias, ValueIndex output) const {
-    if (bias.has_value() && (RankOf(*bias) != 1 || RankOf(output) == 0 ||
-                             !HaveSameParts(*bias, 0, output, RankOf(output) - 1))) {
-      return Misfit("the bias does not fit the last dimension");
+  // Checks a vector along the last dimension of the output. `subject` begins the error.
+  absl::Status CheckColumns(std::optional<ValueIndex> vector, ValueIndex output,
+                            std::string_view subject) const {
+    if (vector.has_value() && (RankOf(*vector) != 1 || RankOf(output) == 0 ||
+                               !HaveSameParts(*vector, 0, output, RankOf(output) - 1))) {
+      return Misfit(StrCat(subject, " not fit the last dimension"));
     }
     return absl::OkStatus();
   }

@@ -3,6 +3,11 @@
 
 #include <array>
 
+#include "sharding/shape.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+
 namespace shardmesh {
 namespace {
 
@@ -65,11 +70,43 @@ std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm) {
   return kAlgorithmNames[static_cast<size_t>(algorithm)].name;
 }
 
+absl::Status CheckProductTypes(Dtype lhs, Dtype rhs, bool has_scales, bool rhs_is_weight) {
+  const bool is_float = lhs == Dtype::kF32 || lhs == Dtype::kBF16 || lhs == Dtype::kF16;
+  const bool is_quantised = rhs == Dtype::kI8 && has_scales;
+  if (is_float && (is_quantised || (lhs == rhs && !has_scales))) return absl::OkStatus();
+  const bool lacks_scales = is_float && rhs == Dtype::kI8;
+  const std::string_view advice =
+      has_scales                      ? "; only weights of I8 have scales"
+      : lacks_scales && rhs_is_weight ? "; weights of I8 need their scales"
+      : lacks_scales                  ? "; only linear layers have weights of I8, with scales"
+                                      : "; both must be F32, both BF16 or both F16";
+  return InvalidArgument(Reason::kUnsupportedDtype,
+                         StrCat("cannot multiply ", DtypeName(lhs), " by ", DtypeName(rhs),
+                                has_scales ? " with scales" : "", advice),
+                         {{fact::kDtype, DtypeName(is_float ? rhs : lhs)}});
+}
+
+absl::Status CheckScales(const TensorType& scales, int64_t columns) {
+  const Shape need = {columns};
+  if (scales.shape != need) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("the scales have shape ", ShapeToString(scales.shape), "; it must be ",
+               ShapeToString(need), ", one factor for each output feature"),
+        {{fact::kHave, ShapeToString(scales.shape)}, {fact::kNeed, ShapeToString(need)}});
+  }
+  if (scales.dtype == Dtype::kF32) return absl::OkStatus();
+  return InvalidArgument(Reason::kUnsupportedDtype,
+                         StrCat("the scales are ", DtypeName(scales.dtype), "; they must be F32"),
+                         {{fact::kDtype, DtypeName(scales.dtype)}});
+}
+
 std::vector<ValueIndex> InputsOfOp(const ProgramOp& op) {
   struct Visitor {
     std::vector<ValueIndex> operator()(const LinearOp& linear) const {
       std::vector<ValueIndex> inputs = {linear.input, linear.weight};
       if (linear.bias.has_value()) inputs.push_back(*linear.bias);
+      if (linear.scales.has_value()) inputs.push_back(*linear.scales);
       return inputs;
     }
     std::vector<ValueIndex> operator()(const MatmulOp& matmul) const {

@@ -9,9 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "program/tensor_op.h"
 #include "sharding/spec.h"
+#include "tensor/dtype.h"
 #include "tensor/elementwise.h"
 
 namespace shardmesh {
@@ -79,8 +81,9 @@ struct PermutePair {
   friend bool operator==(const PermutePair&, const PermutePair&) = default;
 };
 
-// Computes activation(scale * input * weight + bias). The product contracts the last dimension of
-// the input.
+// Computes activation(scale * (input * weight) * scales + bias). The product contracts the last
+// dimension of the input. A weight of I8 has `scales`: the weight's elements are integers, and a
+// factor for each output feature gives their values. Other weights have none.
 struct LinearOp {
   ValueIndex input = 0;                           // [..., in]
   ValueIndex weight = 0;                          // a matrix
@@ -88,6 +91,7 @@ struct LinearOp {
   WeightLayout weight_layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   float scale = 1;
+  std::optional<ValueIndex> scales = std::nullopt;  // [out], F32
 
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
@@ -167,6 +171,13 @@ struct ReshardOp {
 };
 
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
+
+// Returns OK if values of these types multiply: two of F32, BF16 or F16, both of the same type, or
+// one of these and a weight of I8 with scales. INVALID_ARGUMENT (UNSUPPORTED_DTYPE): they do not.
+absl::Status CheckProductTypes(Dtype lhs, Dtype rhs, bool has_scales, bool rhs_is_weight);
+// Returns OK if a value of this type can be the scales of a weight with `columns` output features.
+// INVALID_ARGUMENT (SHAPE_MISMATCH, UNSUPPORTED_DTYPE): it cannot.
+absl::Status CheckScales(const TensorType& scales, int64_t columns);
 
 // Returns the values that an op reads, each as often as the op has it, in the order of its fields.
 std::vector<ValueIndex> InputsOfOp(const ProgramOp& op);

@@ -248,6 +248,9 @@ class ProgramPlanner {
     if (op.bias.has_value()) {
       SHARDMESH_ASSIGN_OR_RETURN(product.bias, ValueOf(*op.bias));
     }
+    if (op.scales.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(product.scales, ValueOf(*op.scales));
+    }
     SetReshard(number, &product);
     return product;
   }
@@ -363,6 +366,9 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
       std::vector<ValueIndex> inputs = {matmul.lhs, matmul.rhs};
       if (matmul.bias.has_value()) {
         inputs.push_back(*matmul.bias);
+      }
+      if (matmul.scales.has_value()) {
+        inputs.push_back(*matmul.scales);
       }
       return inputs;
     }
@@ -494,6 +500,15 @@ bool MultipliesBatches(const Plan& plan) {
                (plan.values[matmul->rhs].shape.size() > 2 ||
                 (matmul->transpose_lhs && plan.values[matmul->lhs].shape.size() > 2));
       });
+}
+
+bool MultipliesShortTypes(const Plan& plan) {
+  return std::any_of(plan.instructions.begin(), plan.instructions.end(),
+                     [&plan](const Instruction& instruction) {
+                       const auto* const matmul = std::get_if<LocalMatmul>(&instruction.kind);
+                       return matmul != nullptr && (plan.values[matmul->lhs].dtype == Dtype::kF16 ||
+                                                    plan.values[matmul->rhs].dtype == Dtype::kI8);
+                     });
 }
 
 bool OverlapsExchanges(const Plan& plan) {

@@ -33,10 +33,10 @@ struct ValueDescriptor {
   friend bool operator==(const ValueDescriptor&, const ValueDescriptor&) = default;
 };
 
-// Computes activation(scale * lhs * rhs + bias) from the device's own tiles. The product contracts
-// the last dimension of lhs. If rhs is a matrix, all other dimensions of lhs are rows. Otherwise
-// the dimensions before the last two of either operand are batch dimensions, matched from the last
-// one. Along a batch dimension of extent 1, an operand is broadcast.
+// Computes activation(scale * (lhs * rhs) * scales + bias) from the device's own tiles. The product
+// contracts the last dimension of lhs. If rhs is a matrix, all other dimensions of lhs are rows.
+// Otherwise the dimensions before the last two of either operand are batch dimensions, matched from
+// the last one. Along a batch dimension of extent 1, an operand is broadcast.
 struct LocalMatmul {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
@@ -45,6 +45,8 @@ struct LocalMatmul {
   bool transpose_rhs = false;                     // rhs is [..., N, K], not [..., K, N]
   float scale = 1;
   Activation activation = Activation::kNone;
+  // [N], F32; set if and only if rhs is I8, a matrix.
+  std::optional<ValueIndex> scales = std::nullopt;
 
   friend bool operator==(const LocalMatmul&, const LocalMatmul&) = default;
 };
@@ -268,6 +270,10 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
 // Returns whether the plan multiplies batches: only workers with the feature kBatchesFeature
 // (rpc/contract.h) run such a plan.
 bool MultipliesBatches(const Plan& plan);
+
+// Returns whether the plan multiplies values of F16, or by weights of I8: only workers with the
+// feature kShortProductsFeature (rpc/contract.h) run such a plan.
+bool MultipliesShortTypes(const Plan& plan);
 
 // Returns whether the plan has a GatherMatmul or a MatmulScatter: only workers with the feature
 // kOverlapFeature (rpc/contract.h) run such a plan.

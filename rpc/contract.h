@@ -83,6 +83,7 @@ inline constexpr Feature kFeatures[] = {
       "shardmesh.v1.ReshardRequest.validate_only", "shardmesh.v1.ResizeMeshRequest.validate_only",
       "shardmesh.v1.RestoreQuarantinedRequest.validate_only",
       "shardmesh.v1.UpdateEntryRequest.validate_only"}},
+    {"weight_scales", {"shardmesh.v1.LinearOp.scales", "shardmesh.v1.LinearRequest.scales"}},
     {"worker_changes",
      {"shardmesh.v1.ClusterService.DrainWorker", "shardmesh.v1.ClusterService.ForgetWorker",
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
@@ -116,6 +117,10 @@ inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
 // The feature in Hello.features of a worker that runs the plan's GatherMatmul and MatmulScatter,
 // and whose kernel gives these the bits of the separate instructions.
 inline constexpr std::string_view kOverlapFeature = "overlapped_exchanges";
+
+// The feature in Hello.features of a worker that multiplies values of F16, and floats by weights of
+// I8 (LocalMatmul.scales).
+inline constexpr std::string_view kShortProductsFeature = "short_products";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

@@ -94,11 +94,12 @@ struct StreamedStep {
   absl::StatusOr<StepResult> result = absl::UnknownError("");
 };
 
-// Computes activation(scale * input * weight + bias).
+// Computes activation(scale * (input * weight) * scales + bias), as LinearOp in program/program.h.
 struct LinearCall {
   Operand input;  // [..., in]
   Operand weight;
-  std::optional<Operand> bias = std::nullopt;  // [out]
+  std::optional<Operand> bias = std::nullopt;    // [out]
+  std::optional<Operand> scales = std::nullopt;  // [out], F32: of a weight of I8
   WeightLayout weight_layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   float scale = 1;

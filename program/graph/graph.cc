@@ -49,6 +49,7 @@ void ForEachProgramInput(Op& op, Visit visit) {
           visit(kind.input);
           visit(kind.weight);
           if (kind.bias.has_value()) visit(*kind.bias);
+          if (kind.scales.has_value()) visit(*kind.scales);
         } else if constexpr (std::is_same_v<Kind, MatmulOp>) {
           visit(kind.lhs);
           visit(kind.rhs);
@@ -59,17 +60,6 @@ void ForEachProgramInput(Op& op, Visit visit) {
         }
       },
       op);
-}
-
-absl::Status CheckProductDtypes(const TensorType& lhs, const TensorType& rhs) {
-  const bool is_supported =
-      lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16 || lhs.dtype == Dtype::kF16;
-  if (is_supported && lhs.dtype == rhs.dtype) return absl::OkStatus();
-  return InvalidArgument(
-      Reason::kUnsupportedDtype,
-      StrCat("cannot multiply ", DtypeName(lhs.dtype), " by ", DtypeName(rhs.dtype),
-             "; both must be F32, both BF16 or both F16: convert one of them"),
-      {{fact::kDtype, DtypeName(is_supported ? rhs.dtype : lhs.dtype)}});
 }
 
 absl::Status CheckInputDimension(int64_t dimension, const Shape& shape) {
@@ -92,7 +82,11 @@ struct ResultTypeVisitor {
           {{fact::kHave, ShapeToString(weight.shape)}});
     }
     SHARDMESH_ASSIGN_OR_RETURN(TensorType result,
-                               Product(false, op.weight_layout == WeightLayout::kOutIn));
+                               Product(false, op.weight_layout == WeightLayout::kOutIn,
+                                       op.scales.has_value(), /*rhs_is_weight=*/true));
+    if (op.scales.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckScales(inputs.back(), result.shape.back()));
+    }
     if (!op.bias.has_value()) return result;
     const TensorType& bias = inputs[2];
     const Shape out = {result.shape.back()};
@@ -112,7 +106,7 @@ struct ResultTypeVisitor {
     return result;
   }
   absl::StatusOr<TensorType> operator()(const MatmulOp& op) const {
-    return Product(op.transpose_lhs, op.transpose_rhs);
+    return Product(op.transpose_lhs, op.transpose_rhs, false, false);
   }
   absl::StatusOr<TensorType> operator()(const CollectiveOp& op) const {
     if (HasDimension(op.kind)) {
@@ -140,11 +134,13 @@ struct ResultTypeVisitor {
   }
 
  private:
-  absl::StatusOr<TensorType> Product(bool transpose_lhs, bool transpose_rhs) const {
+  absl::StatusOr<TensorType> Product(bool transpose_lhs, bool transpose_rhs, bool has_scales,
+                                     bool rhs_is_weight) const {
     SHARDMESH_ASSIGN_OR_RETURN(
         const ProductDims dims,
         ProductDimsOf(inputs[0].shape, transpose_lhs, inputs[1].shape, transpose_rhs));
-    SHARDMESH_RETURN_IF_ERROR(CheckProductDtypes(inputs[0], inputs[1]));
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckProductTypes(inputs[0].dtype, inputs[1].dtype, has_scales, rhs_is_weight));
     return TensorType{.dtype = inputs[0].dtype, .shape = OutputShapeOf(dims)};
   }
 };

@@ -66,9 +66,9 @@ bool ResultShapeNeedsMesh(const ProgramOp& op);
 // If ResultShapeNeedsMesh(op), returns the type of the input, which is the result's unless an axis
 // of the collective partitions the input.
 //
-// Errors are those of ResultTypeOf for tensor ops. SHAPE_MISMATCH: the shapes do not multiply, the
-// bias is not [out], or the weight is no matrix. UNSUPPORTED_DTYPE: the operands of a product have
-// different types, or a type that is not F32, BF16 or F16. INVALID_DIMENSION: the input lacks a
+// Errors are those of ResultTypeOf for tensor ops. SHAPE_MISMATCH: the shapes do not multiply, bias
+// or scales are not [out], or the weight is no matrix. UNSUPPORTED_DTYPE: as CheckProductTypes and
+// CheckScales; the bias has another type than the input. INVALID_DIMENSION: the input lacks a
 // dimension of a collective, or has fewer than a reshard's spec.
 absl::StatusOr<TensorType> ProgramOpResultType(const ProgramOp& op,
                                                absl::Span<const TensorType> inputs);

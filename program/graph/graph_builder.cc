@@ -253,10 +253,12 @@ GraphValue GraphBuilder::Vector(absl::Span<const int32_t> values) {
 GraphValue GraphBuilder::Linear(GraphValue input, GraphValue weight, const LinearArgs& args) {
   std::vector<GraphValue> inputs = {input, weight};
   AddInput(args.bias, &inputs);
+  AddInput(args.scales, &inputs);
   return Op(LinearOp{.bias = FieldOf(args.bias),
                      .weight_layout = args.weight_layout,
                      .activation = args.activation,
-                     .scale = args.scale},
+                     .scale = args.scale,
+                     .scales = FieldOf(args.scales)},
             inputs);
 }
 

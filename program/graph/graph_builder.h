@@ -47,7 +47,8 @@ class GraphValue {
 // Optional arguments of GraphBuilder's ops. The ops in program/program.h and program/tensor_op.h
 // say what the members mean.
 struct LinearArgs {
-  std::optional<GraphValue> bias = std::nullopt;  // [out]
+  std::optional<GraphValue> bias = std::nullopt;    // [out]
+  std::optional<GraphValue> scales = std::nullopt;  // [out], F32: of a weight of I8
   Activation activation = Activation::kNone;
   float scale = 1;
   WeightLayout weight_layout = WeightLayout::kOutIn;

@@ -127,6 +127,7 @@ void EncodeOp(const LinearOp& from, v1::ProgramOp* to) {
   if (from.bias.has_value()) {
     linear->set_bias(*from.bias);
   }
+  if (from.scales.has_value()) linear->set_scales(*from.scales);
   linear->set_weight_layout(Encode(from.weight_layout));
   linear->set_activation(Encode(from.activation));
   linear->set_scale(from.scale);
@@ -162,6 +163,7 @@ absl::StatusOr<ProgramOp> DecodeLinear(const v1::LinearOp& from) {
   if (from.has_bias()) {
     op.bias = from.bias();
   }
+  if (from.has_scales()) op.scales = from.scales();
   SHARDMESH_ASSIGN_OR_RETURN(op.weight_layout, Decode(from.weight_layout()));
   SHARDMESH_ASSIGN_OR_RETURN(op.activation, Decode(from.activation()));
   op.scale = from.has_scale() ? from.scale() : 1;
@@ -288,6 +290,7 @@ void EncodeMatmul(const LocalMatmul& from, internal::v1::LocalMatmul* to) {
   if (from.bias.has_value()) {
     to->set_bias(*from.bias);
   }
+  if (from.scales.has_value()) to->set_scales(*from.scales);
   to->set_transpose_lhs(from.transpose_lhs);
   to->set_transpose_rhs(from.transpose_rhs);
   to->set_scale(from.scale);
@@ -344,6 +347,7 @@ absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const internal::v1::LocalMatmul& f
   if (from.has_bias()) {
     matmul.bias = from.bias();
   }
+  if (from.has_scales()) matmul.scales = from.scales();
   matmul.transpose_lhs = from.transpose_lhs();
   matmul.transpose_rhs = from.transpose_rhs();
   matmul.scale = from.scale();

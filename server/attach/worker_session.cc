@@ -295,6 +295,7 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   info.answers_clock = HasFeature(rpc::kClockAnswersFeature);
   info.multiplies_batches = HasFeature(rpc::kBatchesFeature);
   info.runs_tensor_ops = HasFeature(rpc::kTensorOpsFeature);
+  info.multiplies_short_types = HasFeature(rpc::kShortProductsFeature);
   info.overlaps_exchanges = HasFeature(rpc::kOverlapFeature);
   const absl::StatusOr<uint64_t> attachment = streams_->membership().Attach(std::move(info));
   if (!attachment.ok()) {

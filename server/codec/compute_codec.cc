@@ -116,6 +116,9 @@ absl::Status CheckLayerFields(const v1::LinearRequest& request) {
     return rpc::BadField(request.has_weight() ? "weight" : "bias",
                          "is set beside `layer`; use `weights` and `biases`");
   }
+  if (request.has_scales()) {
+    return rpc::BadField("scales", "are set beside `layer`; a layer has no weights of I8");
+  }
   if (request.weight_layout() != v1::WEIGHT_LAYOUT_UNSPECIFIED ||
       request.activation() != v1::ACTIVATION_UNSPECIFIED || request.has_scale()) {
     return rpc::BadField(
@@ -161,6 +164,10 @@ v1::ExecuteRequest AsExecute(const v1::LinearRequest& request) {
   if (request.has_bias()) {
     *step.add_operands() = request.bias();
     op->set_bias(2);
+  }
+  if (request.has_scales()) {
+    op->set_scales(static_cast<uint32_t>(step.operands_size()));
+    *step.add_operands() = request.scales();
   }
   op->set_weight_layout(request.weight_layout());
   op->set_activation(request.activation());

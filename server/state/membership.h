@@ -54,16 +54,17 @@ struct WorkerInfo {
   // The port for the worker's peers, on the hosts of the worker's endpoints; nullopt: the peers use
   // these endpoints.
   std::optional<int> exchange_port = std::nullopt;
-  int64_t pid = 0;                  // process id on its host; 0: unknown
-  std::string host;                 // for people
-  int64_t capacity_bytes = 0;       // memory for shards
-  bool durable = false;             // keeps committed tiles on disk
-  int64_t cache_bytes = 0;          // memory that tiles of released arrays may take
-  double f32_flops_per_second = 0;  // of its kernels for F32, as measured; 0: not measured
-  bool answers_clock = false;       // answers each CoordinatorClock with a heartbeat at once
-  bool multiplies_batches = false;  // runs plans for which MultipliesBatches is true
-  bool runs_tensor_ops = false;     // runs plans with LocalCompute and with updates
-  bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
+  int64_t pid = 0;                      // process id on its host; 0: unknown
+  std::string host;                     // for people
+  int64_t capacity_bytes = 0;           // memory for shards
+  bool durable = false;                 // keeps committed tiles on disk
+  int64_t cache_bytes = 0;              // memory that tiles of released arrays may take
+  double f32_flops_per_second = 0;      // of its kernels for F32, as measured; 0: not measured
+  bool answers_clock = false;           // answers each CoordinatorClock with a heartbeat at once
+  bool multiplies_batches = false;      // runs plans for which MultipliesBatches is true
+  bool runs_tensor_ops = false;         // runs plans with LocalCompute and with updates
+  bool multiplies_short_types = false;  // runs plans for which MultipliesShortTypes is true
+  bool overlaps_exchanges = false;      // runs plans for which OverlapsExchanges is true
 };
 
 // A worker's quarantine: the number of arrays with tiles there, and the bytes of these tiles.

@@ -299,6 +299,9 @@ absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   SHARDMESH_RETURN_IF_ERROR(check(NeedsTensorOps(plan), &WorkerInfo::runs_tensor_ops,
                                   "runs an older build, which does not run tensor ops or update "
                                   "arrays; upgrade the worker"));
+  SHARDMESH_RETURN_IF_ERROR(check(MultipliesShortTypes(plan), &WorkerInfo::multiplies_short_types,
+                                  "runs an older build, which does not multiply F16, nor by "
+                                  "weights of I8; upgrade the worker"));
   return check(
       OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges,
       "has come since the plan was made, and does not multiply while it exchanges; compile "

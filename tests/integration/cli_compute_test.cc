@@ -11,6 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "client/arrays.h"
+#include "sharding/spec.h"
+#include "tensor/view.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/test_cluster.h"
@@ -404,6 +408,36 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
       linear({"--weight", Path("w.npy"), "--axis", "tp", "--method", "all-gather", "--plan-only"});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;
   EXPECT_THAT(plan.out, HasSubstr("(linear)"));
+
+  // A weight of I8, whose output features lie on the ranks of an axis, with its scales.
+  std::string elements;
+  std::vector<float> scales;
+  for (int i = 0; i < 8 * 16; ++i) elements.push_back(static_cast<char>(i * 5 % 255 - 127));
+  for (int i = 0; i < 8; ++i) scales.push_back(0.01F * static_cast<float>(i + 1));
+  const absl::Span<const char> scale_bytes(reinterpret_cast<const char*>(scales.data()),
+                                           scales.size() * sizeof(float));
+  const std::vector<client::PutTensor> tensors = {
+      {.name = "w8",
+       .view = *TensorView::Create(Dtype::kI8, {8, 16}, elements),
+       .spec = PartitionSpec({SpecEntry::Axis("tp")})},
+      {.name = "w8.scale",
+       .view = *TensorView::Create(Dtype::kF32, {8}, scale_bytes),
+       .spec = PartitionSpec()}};
+  ASSERT_THAT(cluster_->client().arrays().PutTensors(tensors), IsOk());
+  ASSERT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--out", Path("q.npy")}).exit_code, 0);
+  const std::vector<float> x = FloatsOf(Path("x.npy"));
+  std::vector<float> products;
+  for (size_t i = 0; i < 4 * 8; ++i) {
+    float sum = 0;
+    for (size_t k = 0; k < 16; ++k) {
+      sum += x[i / 8 * 16 + k] *
+             static_cast<float>(static_cast<signed char>(elements[i % 8 * 16 + k]));
+    }
+    products.push_back(sum * scales[i % 8]);
+  }
+  EXPECT_THAT(FloatsOf(Path("q.npy")), Pointwise(FloatNear(1e-3F), products));
+  EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--plan-only"}).exit_code, 0);
+  EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--axis=tp"}).exit_code, 2);
 }
 
 TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {

@@ -76,6 +76,7 @@ class Run {
         sum += input.at(row * in + k) * weight.at(is_out_in ? column * in + k : k * out + column);
       }
       sum *= static_cast<double>(op.scale);
+      if (op.scales.has_value()) sum *= values_[*op.scales].at(column);
       if (op.bias.has_value()) sum += values_[*op.bias].at(column);
       result.at(i) = Activated(op.activation, sum);
     }

@@ -2,7 +2,6 @@
 #include "worker/kernel/matmul.h"
 
 #include <omp.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,9 +24,12 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/float_convert.h"
+#include "worker/kernel/aligned_bytes.h"
 #include "worker/kernel/epilogue.h"
+#include "worker/kernel/float_block.h"
 #include "worker/kernel/host_share.h"
+#include "worker/kernel/weight_loops.h"
+#include "worker/kernel/weight_panels.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -129,22 +131,35 @@ auto CatchErrors(const MatmulSpec& spec, Body body) -> decltype(body()) {
   }
 }
 
+bool IsShortFloat(Dtype dtype) { return FloatBytes(dtype) != 0; }
+
+// Returns whether the weights are packed as panels, which keep their type.
+bool HasPanels(const MatmulSpec& spec) {
+  return spec.rhs_dtype == Dtype::kF16 ||
+         (spec.rhs_dtype == Dtype::kI8 && spec.lhs_dtype != Dtype::kI8);
+}
+
 absl::Status CheckTypes(const MatmulSpec& spec) {
-  const bool floats = spec.lhs_dtype == spec.rhs_dtype &&
-                      (spec.lhs_dtype == Dtype::kF32 || spec.lhs_dtype == Dtype::kBF16);
   const bool integers = spec.lhs_dtype == Dtype::kI8 && spec.rhs_dtype == Dtype::kI8;
-  const bool out_fits = spec.out_dtype == Dtype::kF32 ||
-                        (spec.out_dtype == Dtype::kBF16 && spec.lhs_dtype != Dtype::kF32);
+  const bool floats = IsShortFloat(spec.lhs_dtype) &&
+                      (spec.rhs_dtype == spec.lhs_dtype || spec.rhs_dtype == Dtype::kI8);
+  const bool out_fits = spec.out_dtype == Dtype::kF32 || spec.out_dtype == spec.lhs_dtype ||
+                        (integers && spec.out_dtype == Dtype::kBF16);
   const bool bias_fits = !spec.has_bias || spec.bias_dtype == Dtype::kF32 ||
-                         (spec.bias_dtype == Dtype::kBF16 && spec.lhs_dtype == Dtype::kBF16);
-  if ((floats || integers) && out_fits && bias_fits) return absl::OkStatus();
+                         (floats && spec.bias_dtype == spec.lhs_dtype);
+  const bool scales_fit = !spec.has_scales || (floats && spec.rhs_dtype == Dtype::kI8);
+  if ((floats || integers) && out_fits && IsShortFloat(spec.out_dtype) && bias_fits && scales_fit) {
+    return absl::OkStatus();
+  }
   return InvalidArgument(
       Reason::kUnsupportedDtype,
       StrCat("a product of ", DtypeName(spec.lhs_dtype), " and ", DtypeName(spec.rhs_dtype),
+             spec.has_scales ? " with scales" : "",
              spec.has_bias ? StrCat(" with a bias of ", DtypeName(spec.bias_dtype)) : "", " to ",
              DtypeName(spec.out_dtype),
-             " is not there; use F32 throughout, BF16 and BF16 to BF16 or F32, or I8 and I8 with a "
-             "bias of F32 to F32 or BF16"),
+             " is not there; the left operand can be F32, BF16 or F16, the right one the same or "
+             "I8 with scales, and bias and result the type of the left one or F32; or both are I8, "
+             "with a bias of F32 and a result of F32 or BF16"),
       {{fact::kDtype, DtypeName(spec.lhs_dtype)}, {fact::kOp, "matmul"}});
 }
 
@@ -194,26 +209,6 @@ class ScopedThreads {
  private:
   const int before_;
 };
-
-struct FreeAligned {
-  std::align_val_t alignment{64};
-  void operator()(char* data) const { ::operator delete[](data, alignment); }
-};
-using AlignedBytes = std::unique_ptr<char[], FreeAligned>;
-
-// Large blocks use huge pages if the host allows. The host then provides the pages of packed
-// weights in a fraction of the time, and products spend less time on address translation.
-AlignedBytes AllocateAligned(size_t size_bytes) {
-  constexpr size_t kHugePageBytes = size_t{2} << 20;
-  const bool huge = size_bytes >= kHugePageBytes;
-  const FreeAligned free{std::align_val_t{huge ? kHugePageBytes : size_t{64}}};
-  AlignedBytes block(static_cast<char*>(::operator new[](size_bytes, free.alignment)), free);
-  if (huge) {
-    // Best effort. The pages at the end stay small, so the block takes no more memory.
-    madvise(block.get(), size_bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
-  }
-  return block;
-}
 
 // Working memory for this thread's runs. The thread keeps up to kKeptScratchBytes of it for its
 // next run.
@@ -297,11 +292,16 @@ struct Compiled {
   memory::desc lhs;
   memory::desc rhs;
   memory::desc out;
-  memory::desc bias;    // set if has_bias: oneDNN adds the bias in the product itself
-  memory::desc addend;  // set if has_addend: a post-op adds the bias after scaling
+  memory::desc bias;  // set if has_bias: oneDNN adds the bias in the product itself
   memory::desc scratch;
   bool has_bias = false;
-  bool has_addend = false;
+  // A row of F32 or of the bias's type that a post-op multiplies or adds.
+  struct Row {
+    memory::desc desc;
+    int argument = 0;
+  };
+  std::optional<Row> scales;
+  std::optional<Row> addend;  // the bias, if it is added after scaling
 };
 
 absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
@@ -329,24 +329,28 @@ absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, in
                             spec.transpose_lhs);
   compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
 
-  // The scale must not apply to the bias, but oneDNN would scale a bias that is part of the
-  // product. If there is a scale, a post-op therefore adds the bias after scaling.
+  // Scales must not apply to the bias, but oneDNN would scale a bias that is part of the product.
+  // If there are scales, a post-op therefore adds the bias after scaling.
   dnnl::post_ops post_ops;
   std::optional<memory::desc> bias;
+  const auto append_row = [&](dnnl::algorithm algorithm, Dtype dtype) {
+    const memory::desc row({1, columns}, TypeOf(dtype), memory::format_tag::ab);
+    const int number = post_ops.len();
+    post_ops.append_binary(algorithm, row);
+    return Compiled::Row{row, DNNL_ARG_ATTR_MULTIPLE_POST_OP(number) | DNNL_ARG_SRC_1};
+  };
   if (spec.scale != 1) {
     AppendEltwise(post_ops, dnnl::algorithm::eltwise_linear, spec.scale);
   }
-  if (spec.has_bias) {
-    const memory::desc row({1, columns}, TypeOf(spec.bias_dtype), memory::format_tag::ab);
-    compiled.has_bias = spec.scale == 1;
-    compiled.has_addend = !compiled.has_bias;
-    if (compiled.has_bias) {
-      compiled.bias = row;
-      bias = row;
-    } else {
-      compiled.addend = row;
-      post_ops.append_binary(dnnl::algorithm::binary_add, row);
-    }
+  if (spec.has_scales) {
+    compiled.scales = append_row(dnnl::algorithm::binary_mul, Dtype::kF32);
+  }
+  if (spec.has_bias && post_ops.len() > 0) {
+    compiled.addend = append_row(dnnl::algorithm::binary_add, spec.bias_dtype);
+  } else if (spec.has_bias) {
+    compiled.has_bias = true;
+    compiled.bias = memory::desc({1, columns}, TypeOf(spec.bias_dtype), memory::format_tag::ab);
+    bias = compiled.bias;
   }
   if (spec.activation != Activation::kNone) {
     SHARDMESH_ASSIGN_OR_RETURN(const dnnl::algorithm algorithm, AlgorithmOf(spec.activation));
@@ -378,11 +382,13 @@ bool MayUse(dnnl::cpu_isa each) {
   return (isa & static_cast<unsigned>(each)) == static_cast<unsigned>(each);
 }
 
-// Returns whether oneDNN multiplies the type on this CPU with correct results. Before AVX-512,
-// oneDNN has no product of BF16. Without integer dot products (VNNI), it adds pairs of I8 products
-// in 16 bits, and these sums saturate.
+// Returns whether oneDNN multiplies the type on this CPU with correct results. Version 2 has no
+// product of F16. Before AVX-512, oneDNN has no product of BF16. Without integer dot products
+// (VNNI), it adds pairs of I8 products in 16 bits, and these sums saturate.
 bool HasProduct(Dtype dtype) {
   switch (dtype) {
+    case Dtype::kF16:
+      return false;
     case Dtype::kBF16:
       return MayUse(dnnl::cpu_isa::avx512_core);
     case Dtype::kI8:
@@ -392,55 +398,58 @@ bool HasProduct(Dtype dtype) {
   }
 }
 
-// Returns a product that differs from `spec` only in its types: all are F32.
-MatmulSpec Widened(MatmulSpec spec) {
-  spec.lhs_dtype = spec.rhs_dtype = spec.bias_dtype = spec.out_dtype = Dtype::kF32;
+// Returns a product that differs from `spec` only in its types: both operands are `computed`. If
+// that is F32, so are bias and result.
+MatmulSpec Converted(MatmulSpec spec, Dtype computed) {
+  spec.lhs_dtype = spec.rhs_dtype = computed;
+  if (computed == Dtype::kF32) spec.bias_dtype = spec.out_dtype = computed;
   return spec;
 }
 
-// Converts BF16 or I8 elements to F32, which is exact.
-void Widen(Dtype dtype, const char* from, int64_t elements, float* to) {
+// Converts elements of I8 to F32 or BF16, or of floats to F32, which is exact.
+void Widen(Dtype dtype, const char* from, int64_t elements, Dtype to_dtype, char* to) {
   const auto count = static_cast<size_t>(elements);
-  if (dtype == Dtype::kF32) {
-    std::copy_n(reinterpret_cast<const float*>(from), count, to);
-  } else if (dtype == Dtype::kBF16) {
-    ConvertBF16ToF32({reinterpret_cast<const uint16_t*>(from), count}, {to, count});
+  if (dtype != Dtype::kI8) {
+    LoadFloats(dtype, from, count, reinterpret_cast<float*>(to));
+  } else if (to_dtype == Dtype::kBF16) {
+    WeightLoopsOfCpu().i8_to_bf16(reinterpret_cast<const int8_t*>(from), count,
+                                  reinterpret_cast<uint16_t*>(to));
   } else {
-    std::transform(from, from + count, to, [](char element) {
-      return static_cast<float>(static_cast<signed char>(element));
-    });
+    WeightLoopsOfCpu().i8_to_f32(reinterpret_cast<const int8_t*>(from), count,
+                                 reinterpret_cast<float*>(to));
   }
 }
 
 // Like Widen, for `rows` rows of `columns` elements each, which begin `pitch` elements apart.
 // Writes rows without gaps.
 void WidenRows(Dtype dtype, const char* from, int64_t rows, int64_t columns, int64_t pitch,
-               float* to) {
+               Dtype to_dtype, char* to) {
   for (int64_t row = 0; row < rows; ++row) {
-    Widen(dtype, from + row * pitch * ElementBytes(dtype), columns, to + row * columns);
+    Widen(dtype, from + row * pitch * ElementBytes(dtype), columns, to_dtype,
+          to + row * columns * ElementBytes(to_dtype));
   }
 }
 
 // Widens `columns` columns of the spec's right-hand operand, from column `column` on. Writes them
 // to `to` as a matrix without gaps.
 void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t column, int64_t columns,
-                float* to) {
+                Dtype to_dtype, char* to) {
   const int64_t bytes = ElementBytes(spec.rhs_dtype);
   if (spec.transpose_rhs) {
-    Widen(spec.rhs_dtype, rhs.data() + column * spec.k * bytes, columns * spec.k, to);
+    Widen(spec.rhs_dtype, rhs.data() + column * spec.k * bytes, columns * spec.k, to_dtype, to);
   } else {
-    WidenRows(spec.rhs_dtype, rhs.data() + column * bytes, spec.k, columns, spec.n, to);
+    WidenRows(spec.rhs_dtype, rhs.data() + column * bytes, spec.k, columns, spec.n, to_dtype, to);
   }
 }
 
 // Memory for one block's operands and result in F32.
-class WideBlock {
+class ConvertedBlock {
  public:
   // Each argument is the number of elements of one part; 0 for a part that is not needed.
-  static absl::StatusOr<WideBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs, int64_t bias,
-                                          int64_t out) {
+  static absl::StatusOr<ConvertedBlock> Create(BufferPool& pool, int64_t lhs, int64_t rhs,
+                                               int64_t bias, int64_t out) {
     constexpr int64_t kGranule = Buffer::kAlignment / sizeof(float);
-    WideBlock block;
+    ConvertedBlock block;
     int64_t end = 0;
     for (const auto& [part, elements] :
          {std::pair(&block.lhs_, lhs), std::pair(&block.rhs_, rhs), std::pair(&block.bias_, bias),
@@ -454,13 +463,13 @@ class WideBlock {
     return block;
   }
 
-  float* lhs() { return At(lhs_); }
-  float* rhs() { return At(rhs_); }
-  float* bias() { return At(bias_); }
-  float* out() { return At(out_); }
+  char* lhs() { return At(lhs_); }
+  char* rhs() { return At(rhs_); }
+  char* bias() { return At(bias_); }
+  char* out() { return At(out_); }
 
  private:
-  float* At(int64_t offset) { return reinterpret_cast<float*>(memory_.data()) + offset; }
+  char* At(int64_t offset) { return memory_.data() + offset * static_cast<int64_t>(sizeof(float)); }
 
   Buffer memory_;
   int64_t lhs_ = 0;
@@ -468,8 +477,6 @@ class WideBlock {
   int64_t bias_ = 0;
   int64_t out_ = 0;
 };
-
-const char* BytesOf(const float* elements) { return reinterpret_cast<const char*>(elements); }
 
 // The places of a packed panel's elements along its rows or its columns. In a layout of blocks, an
 // element lies at the sum of the place of its row and the place of its column.
@@ -551,6 +558,8 @@ struct PackedWeights::Rep {
   Packing packing;
   bool is_widened = false;  // converted to F32
   bool can_unpack = true;
+  // Set if the weights keep their type. There are no panels of oneDNN then.
+  std::unique_ptr<const WeightPanels> own_panels;
   int64_t panel_columns = 0;
   std::vector<Panel> panels;
   int64_t size_bytes = 0;
@@ -592,6 +601,7 @@ void PackedWeights::Unpack(int64_t offset_bytes, absl::Span<char> out) const {
   const int64_t element_bytes = ElementBytes(rep_->packing.rhs_dtype);
   const int64_t begin = offset_bytes / element_bytes;
   const int64_t end = begin + static_cast<int64_t>(out.size()) / element_bytes;
+  if (rep_->own_panels != nullptr) return rep_->own_panels->Unpack(begin, end, out.data());
   switch (element_bytes) {
     case 1:
       return rep_->Unpack<1>(begin, end, out.data());
@@ -603,13 +613,18 @@ void PackedWeights::Unpack(int64_t offset_bytes, absl::Span<char> out) const {
 }
 
 Packing PackingOf(const MatmulSpec& spec) {
-  return {.n = spec.n,
-          .k = spec.k,
-          .lhs_dtype = spec.lhs_dtype,
-          .rhs_dtype = spec.rhs_dtype,
-          .out_dtype = spec.out_dtype,
-          .transpose_lhs = spec.transpose_lhs,
-          .transpose_rhs = spec.transpose_rhs};
+  Packing packing = {.n = spec.n,
+                     .k = spec.k,
+                     .lhs_dtype = spec.lhs_dtype,
+                     .rhs_dtype = spec.rhs_dtype,
+                     .out_dtype = spec.out_dtype,
+                     .transpose_lhs = spec.transpose_lhs,
+                     .transpose_rhs = spec.transpose_rhs};
+  if (HasPanels(spec)) {
+    packing.lhs_dtype = packing.out_dtype = Dtype::kF32;
+    packing.transpose_lhs = false;
+  }
+  return packing;
 }
 
 // LRU cache of compiled products of blocks, by shape, types and layout.
@@ -631,8 +646,8 @@ class MatmulKernel::Cache {
     friend H AbslHashValue(H h, const Key& key) {
       const MatmulSpec& s = key.spec;
       return H::combine(std::move(h), s.m, s.n, s.k, s.lhs_dtype, s.rhs_dtype, s.bias_dtype,
-                        s.out_dtype, s.transpose_lhs, s.transpose_rhs, s.has_bias, s.scale,
-                        s.activation, key.rows, key.columns, key.layout, key.rhs_pitch);
+                        s.out_dtype, s.transpose_lhs, s.transpose_rhs, s.has_bias, s.has_scales,
+                        s.scale, s.activation, key.rows, key.columns, key.layout, key.rhs_pitch);
     }
   };
 
@@ -695,6 +710,8 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   SHARDMESH_RETURN_IF_ERROR(
       CheckOperand("bias", operands.bias.size(), spec.bias_dtype, spec.has_bias ? spec.n : 0));
   SHARDMESH_RETURN_IF_ERROR(
+      CheckOperand("scales", operands.scales.size(), Dtype::kF32, spec.has_scales ? spec.n : 0));
+  SHARDMESH_RETURN_IF_ERROR(
       CheckOperand("out", operands.out.size(), spec.out_dtype, spec.m * spec.n));
   const PackedWeights::Rep* packed =
       operands.packed == nullptr ? nullptr : operands.packed->rep_.get();
@@ -713,6 +730,10 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   }
   if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
   if (spec.k == 0) return RunWithoutSums(spec, operands);
+  if (packed != nullptr && packed->own_panels != nullptr &&
+      spec.m <= WeightPanels::kMostStreamedRows) {
+    return RunStreamed(spec, operands, abort_check);
+  }
   return RunBlocks(spec, operands, abort_check);
 }
 
@@ -720,7 +741,12 @@ bool MatmulKernel::IsWidened(Dtype dtype) const {
   return dtype != Dtype::kF32 && (converts_all_ || !HasProduct(dtype));
 }
 
+Dtype MatmulKernel::ComputedType(const MatmulSpec& spec) const {
+  return IsWidened(spec.lhs_dtype) ? Dtype::kF32 : spec.lhs_dtype;
+}
+
 bool MatmulKernel::KeepsBitsOfRows(Dtype dtype) const {
+  if (dtype == Dtype::kF16) return false;
 #if DNNL_VERSION_MAJOR >= 3
   // Version 3 has other kernels, and other rules for threads.
   static_cast<void>(dtype);
@@ -747,50 +773,110 @@ BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {
 }
 
 int64_t MatmulKernel::LikelyPackedBytes(const MatmulSpec& spec) const {
-  return spec.k * spec.n * ElementBytes(IsWidened(spec.rhs_dtype) ? Dtype::kF32 : spec.rhs_dtype);
+  const bool is_widened = IsWidened(spec.rhs_dtype) && !HasPanels(spec);
+  return spec.k * spec.n * ElementBytes(is_widened ? Dtype::kF32 : spec.rhs_dtype);
+}
+
+absl::Status MatmulKernel::RunStreamed(const MatmulSpec& spec, const MatmulOperands& operands,
+                                       const AbortCheck& abort_check) const {
+  return CatchErrors(spec, [&]() -> absl::Status {
+    RunScratch scratch;
+    auto* lhs = reinterpret_cast<const float*>(operands.lhs.data());
+    if (spec.lhs_dtype != Dtype::kF32 || (spec.transpose_lhs && spec.m > 1)) {
+      const auto count = static_cast<size_t>(spec.m * spec.k);
+      auto* const floats = reinterpret_cast<float*>(scratch.Get(2 * count * sizeof(float)));
+      LoadFloats(spec.lhs_dtype, operands.lhs.data(), count, floats);
+      lhs = floats;
+      if (spec.transpose_lhs) {
+        float* const rows = floats + count;
+        for (int64_t row = 0; row < spec.m; ++row) {
+          for (int64_t i = 0; i < spec.k; ++i) rows[row * spec.k + i] = floats[i * spec.m + row];
+        }
+        lhs = rows;
+      }
+    }
+    return operands.packed->rep_->own_panels->Multiply(
+        {.rows = spec.m,
+         .lhs = lhs,
+         .scale = spec.scale,
+         .scales =
+             spec.has_scales ? reinterpret_cast<const float*>(operands.scales.data()) : nullptr,
+         .bias_dtype = spec.bias_dtype,
+         .bias = spec.has_bias ? operands.bias.data() : nullptr,
+         .activation = spec.activation,
+         .out_dtype = spec.out_dtype,
+         .out = operands.out.data()},
+        threads_, PanelColumns(spec, limits_), abort_check);
+  });
 }
 
 absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
                                      const AbortCheck& abort_check) {
   const PackedWeights::Rep* packed =
       operands.packed == nullptr ? nullptr : operands.packed->rep_.get();
-  const bool is_widened = packed == nullptr ? IsWidened(spec.lhs_dtype) : packed->is_widened;
+  const WeightPanels* const own_panels = packed == nullptr ? nullptr : packed->own_panels.get();
+  // Weights in oneDNN's layout were converted, or not, when they were packed.
+  const Dtype computed = packed == nullptr || own_panels != nullptr ? ComputedType(spec)
+                         : packed->is_widened                       ? Dtype::kF32
+                                                                    : spec.lhs_dtype;
   return CatchErrors(spec, [&]() -> absl::Status {
     const ScopedThreads threads(threads_);
     dnnl::stream stream(Engine());
-    const MatmulSpec whole = is_widened ? Widened(spec) : spec;
-    const BlockLimits limits = LimitsFor(is_widened);
-    const int64_t panel_columns =
-        packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
+    MatmulSpec whole = Converted(spec, computed);
+    if (own_panels != nullptr) whole.transpose_rhs = false;
+    // The parts that differ in type from the spec's.
+    const bool has_wide_lhs = whole.lhs_dtype != spec.lhs_dtype;
+    const bool has_wide_rhs =
+        own_panels != nullptr || (packed == nullptr && whole.rhs_dtype != spec.rhs_dtype);
+    const bool has_wide_bias = spec.has_bias && whole.bias_dtype != spec.bias_dtype;
+    BlockLimits limits = LimitsFor(has_wide_lhs || has_wide_rhs);
+    int64_t panel_columns = packed == nullptr ? PanelColumns(whole, limits) : packed->panel_columns;
+    if (own_panels != nullptr) {
+      // The product reads the converted weights from a near cache.
+      constexpr double kConvertedBytes = 1 << 20;
+      panel_columns = PanelColumns(whole, {.flops = limits.flops, .bytes = kConvertedBytes});
+    }
     const int64_t widest = std::min(panel_columns, spec.n);
+    // oneDNN writes to `out`, unless the result has another type. Where post-ops have rows, only
+    // its reference code writes the columns of a wider matrix.
+    const bool has_rows = spec.has_scales || (spec.has_bias && spec.scale != 1);
+    const bool has_wide_out = whole.out_dtype != spec.out_dtype || (has_rows && widest < spec.n);
+    if (has_wide_out) {
+      whole.out_dtype = Dtype::kF32;
+      limits = LimitsFor(true);
+    }
     const int64_t block_rows = BlockRows(whole, widest, limits);
-    // F32 results need no conversion: oneDNN writes them directly to `out`.
-    const bool has_wide_out = is_widened && spec.out_dtype != Dtype::kF32;
-    const bool has_wide_bias = is_widened && spec.has_bias && spec.bias_dtype != Dtype::kF32;
     RunScratch scratch;
-    std::optional<WideBlock> wide;
-    if (is_widened) {
+    std::optional<ConvertedBlock> wide;
+    if (has_wide_lhs || has_wide_rhs || has_wide_bias || has_wide_out) {
+      const int64_t rhs_floats =
+          (spec.k * widest * ElementBytes(computed) + ElementBytes(Dtype::kF32) - 1) /
+          ElementBytes(Dtype::kF32);
       SHARDMESH_ASSIGN_OR_RETURN(
-          wide,
-          WideBlock::Create(*pool_, block_rows * spec.k, packed == nullptr ? spec.k * widest : 0,
-                            has_wide_bias ? widest : 0, has_wide_out ? block_rows * widest : 0));
+          wide, ConvertedBlock::Create(*pool_, has_wide_lhs ? block_rows * spec.k : 0,
+                                       has_wide_rhs ? rhs_floats : 0, has_wide_bias ? widest : 0,
+                                       has_wide_out ? block_rows * widest : 0));
     }
 
     for (int64_t column = 0; column < spec.n; column += panel_columns) {
       if (abort_check && column > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
       const int64_t columns = std::min(panel_columns, spec.n - column);
       const auto panel = static_cast<size_t>(column / panel_columns);
-      const int64_t rhs_pitch = spec.transpose_rhs ? spec.k : is_widened ? columns : spec.n;
-      const memory::desc rhs_desc = packed != nullptr ? packed->panels[panel].desc
-                                                      : MatrixDesc(whole.rhs_dtype, spec.k, columns,
-                                                                   rhs_pitch, spec.transpose_rhs);
-      const uint64_t layout = packed != nullptr ? packed->panels[panel].layout : 0;
+      const int64_t rhs_pitch = whole.transpose_rhs ? spec.k : has_wide_rhs ? columns : spec.n;
+      const bool is_plain = packed == nullptr || own_panels != nullptr;  // as oneDNN reads it
+      const memory::desc rhs_desc =
+          is_plain ? MatrixDesc(whole.rhs_dtype, spec.k, columns, rhs_pitch, whole.transpose_rhs)
+                   : packed->panels[panel].desc;
+      const uint64_t layout = is_plain ? 0 : packed->panels[panel].layout;
       const char* rhs = nullptr;
-      if (packed != nullptr) {
+      if (own_panels != nullptr) {
+        own_panels->Widen(column, columns, computed, threads_, wide->rhs());
+        rhs = wide->rhs();
+      } else if (packed != nullptr) {
         rhs = packed->panels[panel].data.get();
-      } else if (is_widened) {
-        WidenPanel(spec, operands.rhs, column, columns, wide->rhs());
-        rhs = BytesOf(wide->rhs());
+      } else if (has_wide_rhs) {
+        WidenPanel(spec, operands.rhs, column, columns, computed, wide->rhs());
+        rhs = wide->rhs();
       } else {
         rhs = operands.rhs.data() +
               column * (spec.transpose_rhs ? spec.k : 1) * ElementBytes(spec.rhs_dtype);
@@ -798,9 +884,11 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
       const char* bias =
           operands.bias.data() + (spec.has_bias ? column * ElementBytes(spec.bias_dtype) : 0);
       if (has_wide_bias) {
-        Widen(spec.bias_dtype, bias, columns, wide->bias());
-        bias = BytesOf(wide->bias());
+        Widen(spec.bias_dtype, bias, columns, Dtype::kF32, wide->bias());
+        bias = wide->bias();
       }
+      const char* const scales =
+          operands.scales.data() + (spec.has_scales ? column * ElementBytes(Dtype::kF32) : 0);
       for (int64_t row = 0; row < spec.m; row += block_rows) {
         if (abort_check && row > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t rows = std::min(block_rows, spec.m - row);
@@ -809,25 +897,24 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
         char* out = operands.out.data() + (row * spec.n + column) * ElementBytes(spec.out_dtype);
         char* const out_place = out;
         MatmulSpec block = whole;
-        if (is_widened) {
+        if (has_wide_lhs) {
           // The converted lhs has only the block's rows. If it is transposed, the number of rows is
           // its pitch.
           block.m = rows;
           if (spec.transpose_lhs) {
-            WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, wide->lhs());
+            WidenRows(spec.lhs_dtype, lhs, spec.k, rows, spec.m, computed, wide->lhs());
           } else {
-            Widen(spec.lhs_dtype, lhs, rows * spec.k, wide->lhs());
+            Widen(spec.lhs_dtype, lhs, rows * spec.k, computed, wide->lhs());
           }
-          lhs = BytesOf(wide->lhs());
+          lhs = wide->lhs();
         }
         if (has_wide_out) {
           block.n = columns;
-          out = reinterpret_cast<char*>(wide->out());
+          out = wide->out();
         }
         SHARDMESH_ASSIGN_OR_RETURN(
             const std::shared_ptr<const Compiled> compiled,
-            cache_->Get({block, rows, columns, layout, packed != nullptr ? 0 : rhs_pitch},
-                        rhs_desc));
+            cache_->Get({block, rows, columns, layout, is_plain ? rhs_pitch : 0}, rhs_desc));
 
         // oneDNN takes no const memory, but does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {
@@ -840,17 +927,18 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
             {DNNL_ARG_SCRATCHPAD,
              bind(compiled->scratch, scratch.Get(compiled->scratch.get_size()))}};
         if (compiled->has_bias) arguments.emplace(DNNL_ARG_BIAS, bind(compiled->bias, bias));
-        if (compiled->has_addend) {
-          // Post-op 1 adds the bias after post-op 0, the scale.
-          arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1,
-                            bind(compiled->addend, bias));
+        if (const auto& factor = compiled->scales; factor.has_value()) {
+          arguments.emplace(factor->argument, bind(factor->desc, scales));
+        }
+        if (const auto& addend = compiled->addend; addend.has_value()) {
+          arguments.emplace(addend->argument, bind(addend->desc, bias));
         }
         compiled->primitive.execute(stream, arguments);
         stream.wait();
         for (int64_t i = 0; has_wide_out && i < rows; ++i) {
-          const auto count = static_cast<size_t>(columns);
-          ConvertF32ToBF16({wide->out() + i * columns, count},
-                           {reinterpret_cast<uint16_t*>(out_place) + i * spec.n, count});
+          StoreFloats(spec.out_dtype, reinterpret_cast<const float*>(wide->out()) + i * columns,
+                      static_cast<size_t>(columns),
+                      out_place + i * spec.n * ElementBytes(spec.out_dtype));
         }
       }
     }
@@ -886,16 +974,23 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
   return CatchErrors(spec, [&]() -> Result {
     auto rep = std::make_unique<PackedWeights::Rep>();
     rep->packing = PackingOf(spec);
+    if (HasPanels(spec)) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          rep->own_panels,
+          WeightPanels::Pack(spec.rhs_dtype, spec.k, spec.n, spec.transpose_rhs, rhs, abort_check));
+      rep->size_bytes = rep->own_panels->size_bytes();
+      return std::shared_ptr<const PackedWeights>(new PackedWeights(std::move(rep)));
+    }
     rep->is_widened = IsWidened(spec.rhs_dtype);
     rep->can_unpack = !rep->is_widened;
-    const MatmulSpec whole = rep->is_widened ? Widened(spec) : spec;
+    const MatmulSpec whole = rep->is_widened ? Converted(spec, Dtype::kF32) : spec;
     rep->panel_columns = PanelColumns(whole, LimitsFor(rep->is_widened));
     if (spec.k > 0) {
-      std::optional<WideBlock> wide;
+      std::optional<ConvertedBlock> wide;
       if (rep->is_widened) {
         SHARDMESH_ASSIGN_OR_RETURN(
             wide,
-            WideBlock::Create(*pool_, 0, spec.k * std::min(rep->panel_columns, spec.n), 0, 0));
+            ConvertedBlock::Create(*pool_, 0, spec.k * std::min(rep->panel_columns, spec.n), 0, 0));
       }
       const ScopedThreads threads(threads_);
       dnnl::stream stream(Engine());
@@ -925,8 +1020,8 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
         const char* from =
             rhs.data() + column * (spec.transpose_rhs ? spec.k : 1) * ElementBytes(spec.rhs_dtype);
         if (rep->is_widened) {
-          WidenPanel(spec, rhs, column, columns, wide->rhs());
-          from = BytesOf(wide->rhs());
+          WidenPanel(spec, rhs, column, columns, Dtype::kF32, wide->rhs());
+          from = wide->rhs();
         }
         memory source(plain, Engine(), const_cast<char*>(from));
         memory target(panel.desc, Engine(), panel.data.get());

@@ -17,13 +17,14 @@
 
 namespace shardmesh::worker {
 
-// A product out = activation(scale * lhs * rhs + bias), by its shapes and types.
+// A product out = activation(scale * (lhs * rhs) * scales + bias), by its shapes and types.
 //
 // clang-format off
-//   lhs   [m, k], or [k, m] if transpose_lhs
-//   rhs   [k, n], or [n, k] if transpose_rhs (as PyTorch keeps the weights of linear layers)
-//   bias  [n] if has_bias
-//   out   [m, n]
+//   lhs     [m, k], or [k, m] if transpose_lhs
+//   rhs     [k, n], or [n, k] if transpose_rhs (as PyTorch keeps the weights of linear layers)
+//   scales  [n], F32, if has_scales: a factor for each column of rhs
+//   bias    [n] if has_bias
+//   out     [m, n]
 // clang-format on
 //
 // All memory is row-major without gaps. The kernel reads a transposed operand in place. Sizes are
@@ -34,15 +35,23 @@ namespace shardmesh::worker {
 //   lhs   rhs   bias        out          remarks
 //   F32   F32   F32         F32
 //   BF16  BF16  BF16, F32   BF16, F32    F32: partial sums, to be reduced before an activation
+//   F16   F16   F16, F32    F16, F32
+//   F32   I8    F32         F32          quantised weights; `scales` undoes the quantisation
+//   BF16  I8    BF16, F32   BF16, F32
+//   F16   I8    F16, F32    F16, F32
 //   I8    I8    F32         F32, BF16    integer sums; scale undoes the quantisation of both
 // clang-format on
 //
-// CPUs before AVX-512 have no products of BF16, and CPUs without integer dot products have none of
-// I8. On such a CPU, the kernel converts operands to F32 block by block, in memory of its pool.
-// Sums of I8 products beyond 2^24 are then rounded like sums of F32, and weights are packed as F32.
+// oneDNN 2 has no products of F16, and none of floats with I8. CPUs before AVX-512 have no products
+// of BF16, and CPUs without integer dot products have none of I8. There, the kernel converts
+// operands to F32 block by block, in memory of its pool; weights of I8 for a lhs of BF16 to BF16 if
+// the CPU multiplies these. Sums of I8 products beyond 2^24 are then rounded like sums of F32.
 //
-// The kernel refuses any other combination (UNSUPPORTED_DTYPE). This includes I8 weights with a
-// floating-point lhs, for which oneDNN's CPU kernels of version 2 have no product.
+// Weights of F16, and those of I8 for a lhs of floats, are packed as they are. A product of at most
+// WeightPanels::kMostStreamedRows rows by packed weights converts them in registers: it reads them
+// once, and no other memory. Other weights that the kernel converts are packed as F32.
+//
+// The kernel refuses any other combination (UNSUPPORTED_DTYPE).
 struct MatmulSpec {
   int64_t m = 0;
   int64_t n = 0;
@@ -54,6 +63,7 @@ struct MatmulSpec {
   bool transpose_lhs = false;
   bool transpose_rhs = false;
   bool has_bias = false;
+  bool has_scales = false;  // only for I8 weights and a lhs of floats
   float scale = 1;
   Activation activation = Activation::kNone;
 
@@ -61,7 +71,8 @@ struct MatmulSpec {
 };
 
 // Everything in a product's spec on which the layout of packed weights depends. Fields as in
-// MatmulSpec.
+// MatmulSpec. Weights that are packed as they are have one layout for all types of lhs and out:
+// both are F32 here, and lhs is not transposed.
 struct Packing {
   int64_t n = 0;
   int64_t k = 0;
@@ -114,6 +125,7 @@ struct MatmulOperands {
   absl::Span<const char> bias;
   absl::Span<char> out;  // the result; may not overlap the operands
   const PackedWeights* packed = nullptr;
+  absl::Span<const char> scales = {};
 };
 
 // Upper limits for the work of one block of a product.
@@ -122,8 +134,10 @@ struct BlockLimits {
   double bytes = 0;
 };
 
-// Runs products. Compiling a kernel is costly, so compiled kernels are kept by shape and type, in
-// an LRU cache of bounded size.
+// Runs products. Compiled kernels are kept by shape and type, in an LRU cache of bounded size. The
+// number of rows is a part of the shape. Compiling for another number of rows takes 0.2 to 0.3 ms,
+// since oneDNN keeps the code that it made: rounding the number up would take longer. Steps that
+// decode tokens have the same numbers of rows each time, and compile nothing.
 //
 // A large product runs in blocks of rows or columns of the result. A block takes at most about 100
 // ms, estimated from its operations and the bytes that it reads and writes. The kernel checks for
@@ -180,6 +194,8 @@ class MatmulKernel {
   // of fewer rows. `dtype` is that of both operands. Holds if lhs is not transposed and the weights
   // are packed in one way, or not at all, in all of these products.
   //
+  // False for F16: the number of rows decides how packed weights are read.
+  //
   // True if oneDNN 2 multiplies the type with its kernels for AVX-512 (brgemm), which add the
   // products of a row in the order of k. The kernels for older CPUs, and those for BF16 on CPUs
   // with AVX-512 only, choose the order by m. With at least 16 threads, the kernel for BF16 on AMX
@@ -206,7 +222,12 @@ class MatmulKernel {
 
   // Returns whether this kernel converts operands of type `dtype` to F32.
   bool IsWidened(Dtype dtype) const;
+  // Returns the type in which the kernel multiplies plain operands of these types.
+  Dtype ComputedType(const MatmulSpec& spec) const;
   BlockLimits LimitsFor(bool is_widened) const;
+  // Runs a product of few rows by weights that are packed as panels.
+  absl::Status RunStreamed(const MatmulSpec& spec, const MatmulOperands& operands,
+                           const AbortCheck& abort_check) const;
   // Runs a product block by block.
   absl::Status RunBlocks(const MatmulSpec& spec, const MatmulOperands& operands,
                          const AbortCheck& abort_check);

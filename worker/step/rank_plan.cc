@@ -188,7 +188,8 @@ class RankPlanner {
         const Packing packing = PackingOf(instructions_[i].matmul);
         const bool is_packed = matmul != nullptr && instructions_[i].loops.is_one_rhs &&
                                matmul->rhs == input && matmul->lhs != input &&
-                               matmul->bias != input && known.value_or(packing) == packing;
+                               matmul->bias != input && matmul->scales != input &&
+                               known.value_or(packing) == packing;
         if (is_packed) {
           known = packing;
         } else {
@@ -240,6 +241,7 @@ class RankPlanner {
                   .transpose_lhs = matmul.transpose_lhs,
                   .transpose_rhs = matmul.transpose_rhs,
                   .has_bias = matmul.bias.has_value(),
+                  .has_scales = matmul.scales.has_value(),
                   .scale = matmul.scale,
                   .activation = matmul.activation};
     if (matmul.bias.has_value()) to->matmul.bias_dtype = values_[*matmul.bias].dtype;

@@ -645,6 +645,7 @@ class RankStep {
     const ProductLoops& loops = constants_->loops;
     MatmulOperands operands;
     if (matmul.bias.has_value()) operands.bias = values_[*matmul.bias].content.bytes;
+    if (matmul.scales.has_value()) operands.scales = values_[*matmul.scales].content.bytes;
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());

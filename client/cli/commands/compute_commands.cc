@@ -174,6 +174,7 @@ struct LinearFlags {
   std::string input;
   std::vector<std::string> weights;
   std::vector<std::string> biases;
+  std::string scales;
   WeightLayout layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   std::variant<double, std::string> scale = 1.0;
@@ -234,6 +235,9 @@ absl::Status CheckLinearFlags(const LinearFlags& flags) {
                            ": give it once for each"));
   };
   SHARDMESH_RETURN_IF_ERROR(check("--bias", flags.biases.size(), "weight", flags.weights.size()));
+  if (!flags.scales.empty() && flags.IsLayer()) {
+    return WrongUse("--scales: only a layer with one weight and no settings has a weight of I8");
+  }
   SHARDMESH_RETURN_IF_ERROR(check("--as", flags.names.size(), "result", flags.results()));
   SHARDMESH_RETURN_IF_ERROR(check("--out", flags.paths.size(), "result", flags.results()));
   const auto check_distinct = [](std::string_view flag,
@@ -383,11 +387,15 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
   LinearCall call{.input = std::move(input),
                   .weight = std::move(weights.front()),
                   .bias = std::nullopt,
+                  .scales = std::nullopt,
                   .weight_layout = flags.layout,
                   .activation = flags.activation,
                   .scale = static_cast<float>(std::get<double>(flags.scale)),
                   .output = OutputOf(flags.result)};
   if (!biases.empty()) call.bias = std::move(biases.front());
+  if (!flags.scales.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(call.scales, OperandOf(invocation, client.get(), flags.scales));
+  }
   if (flags.result.plan_only) {
     LinearOp op{.input = 0,
                 .weight = 1,
@@ -398,6 +406,10 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
     if (call.bias.has_value()) {
       op.bias = 2;
       operands.push_back(*call.bias);
+    }
+    if (call.scales.has_value()) {
+      op.scales = static_cast<ValueIndex>(operands.size());
+      operands.push_back(*call.scales);
     }
     return ShowPlan(invocation, client.get(), op, operands, flags.result);
   }
@@ -548,9 +560,9 @@ constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy 
 
 void AddComputeCommands(CommandLine* line) {
   auto linear_flags = std::make_shared<LinearFlags>();
-  CLI::App* const linear =
-      line->AddCommand("linear", "Compute activation(scale * input * weight + bias) on the workers",
-                       [linear_flags](const Invocation& i) { return RunLinear(i, *linear_flags); });
+  CLI::App* const linear = line->AddCommand(
+      "linear", "Compute activation(scale * (input * weight) * scales + bias) on the workers",
+      [linear_flags](const Invocation& i) { return RunLinear(i, *linear_flags); });
   linear->add_option("--input", linear_flags->input, kOperandHelp)->required();
   linear
       ->add_option("--weight", linear_flags->weights,
@@ -559,6 +571,8 @@ void AddComputeCommands(CommandLine* line) {
       ->allow_extra_args(false);
   linear->add_option("--bias", linear_flags->biases, StrCat(kOperandHelp, "; one for each weight"))
       ->allow_extra_args(false);
+  linear->add_option("--scales", linear_flags->scales,
+                     StrCat(kOperandHelp, "; the factors of the output features of an I8 weight"));
   AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
                   "none, relu, gelu, gelu-tanh or silu (default: none)")
       ->type_name("{none,relu,gelu,gelu-tanh,silu}");

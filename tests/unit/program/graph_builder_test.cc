@@ -278,6 +278,16 @@ TEST(GraphBuilderTest, ChecksProductsAndLayouts) {
               }),
               IsRefused(Reason::kUnsupportedDtype, "cannot multiply F32 by BF16"));
   EXPECT_THAT(refusal([](Builder& b, Value x) {
+                b.Linear(x, b.Parameter("w", Dtype::kI8, {4, 8}));
+              }),
+              IsRefused(Reason::kUnsupportedDtype, "weights of I8 need their scales"));
+  EXPECT_THAT(refusal([](Builder& b, Value x) {
+                b.Linear(x, b.Parameter("w", Dtype::kI8, {4, 8}),
+                         {.bias = b.Parameter("b", Dtype::kF32, {4}),
+                          .scales = b.Parameter("s", Dtype::kF32, {8})});
+              }),
+              IsRefused(Reason::kShapeMismatch, "the scales have shape (8,); it must be (4,)"));
+  EXPECT_THAT(refusal([](Builder& b, Value x) {
                 b.Reshard(x, PartitionSpec({SpecEntry::Axis("a"), SpecEntry::Axis("b"),
                                             SpecEntry::Axis("c")}));
               }),

@@ -105,6 +105,79 @@ TEST(PlanBuilderTest, AppliesBiasAndActivationOnceAndAfterTheReduction) {
   }
 }
 
+TEST(PlanBuilderTest, ScalesTheColumnsOfI8WeightsInEveryLayout) {
+  const Dense input = Numbered({2, 3, 4}, 1);
+  const Dense bias = Numbered({8}, 3);
+  const Dense scales = Numbered({8}, 5);
+  for (const PartitionSpec& weight_spec : MatrixSpecs()) {
+    for (const bool is_out_in : {false, true}) {
+      for (const PartitionSpec& scales_spec : {PartitionSpec(), Spec({{"b", "a"}})}) {
+        SCOPED_TRACE(weight_spec.ToString());
+        const Dense weight = Numbered(is_out_in ? Shape{8, 4} : Shape{4, 8}, 2);
+        const Program program{.operand_count = 4,
+                              .ops = {LinearOp{.input = 0,
+                                               .weight = 1,
+                                               .bias = 2,
+                                               .weight_layout = is_out_in ? WeightLayout::kOutIn
+                                                                          : WeightLayout::kInOut,
+                                               .activation = Activation::kRelu,
+                                               .scale = 2,
+                                               .scales = 3}},
+                              .outputs = {4}};
+        const auto plan =
+            PlanProgram(program,
+                        {Value(input.shape, Spec({{"a"}, {}, {"b"}})),
+                         Value(weight.shape, weight_spec, Dtype::kI8),
+                         Value(bias.shape, PartitionSpec()), Value(scales.shape, scales_spec)},
+                        Target("a=2,b=2,c=1"));
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+        EXPECT_TRUE(MultipliesShortTypes(*plan));
+        Simulation simulation(*plan);
+        simulation.SetOperand(0, input);
+        simulation.SetOperand(1, weight);
+        simulation.SetOperand(2, bias);
+        simulation.SetOperand(3, scales);
+        simulation.Run();
+        simulation.ExpectOutput(plan->outputs[0],
+                                Multiply(input, ScaledColumns(weight, scales, is_out_in), &bias,
+                                         false, is_out_in, 2, Activation::kRelu));
+      }
+    }
+  }
+}
+
+TEST(PlanBuilderTest, RefusesScalesThatDoNotFit) {
+  const auto refusal = [](Dtype input, Dtype weight, const ValueDescriptor& scales) {
+    const Program program{.operand_count = 3,
+                          .ops = {LinearOp{.input = 0, .weight = 1, .scales = 2}},
+                          .outputs = {3}};
+    const auto plan = PlanProgram(
+        program,
+        {Value({2, 4}, PartitionSpec(), input), Value({8, 4}, PartitionSpec(), weight), scales},
+        Target("tp=2"));
+    return std::string(plan.status().message());
+  };
+  const ValueDescriptor scales = Value({8}, PartitionSpec());
+  EXPECT_EQ(refusal(Dtype::kBF16, Dtype::kI8, scales), "");
+  EXPECT_EQ(refusal(Dtype::kF16, Dtype::kI8, scales), "");
+  EXPECT_THAT(refusal(Dtype::kF32, Dtype::kF32, scales), HasSubstr("only weights of I8 have"));
+  EXPECT_THAT(refusal(Dtype::kI8, Dtype::kI8, scales), HasSubstr("cannot multiply I8 by I8"));
+  EXPECT_THAT(refusal(Dtype::kF32, Dtype::kI8, Value({4}, PartitionSpec())),
+              HasSubstr("the scales have shape (4,); it must be (8,)"));
+  EXPECT_THAT(refusal(Dtype::kF32, Dtype::kI8, Value({8}, PartitionSpec(), Dtype::kBF16)),
+              HasSubstr("the scales are BF16; they must be F32"));
+  const Program without{
+      .operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}};
+  const Program product{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const std::vector<ValueDescriptor> operands = {Value({4, 4}, PartitionSpec()),
+                                                 Value({4, 4}, PartitionSpec(), Dtype::kI8)};
+  EXPECT_THAT(std::string(PlanProgram(without, operands, Target("tp=2")).status().message()),
+              HasSubstr("weights of I8 need their scales"));
+  EXPECT_THAT(std::string(PlanProgram(product, operands, Target("tp=2")).status().message()),
+              HasSubstr("only linear layers have weights of I8"));
+}
+
 TEST(PlanBuilderTest, FeedsColumnParallelIntoRowParallelWithoutMovingWeights) {
   const Program program{
       .operand_count = 5,
@@ -145,6 +218,17 @@ TEST(PlanBuilderTest, SumsSixteenBitProductsInF32) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->values[2].dtype, Dtype::kF32);
   EXPECT_EQ(plan->values[plan->outputs[0]].dtype, Dtype::kBF16);
+  EXPECT_FALSE(MultipliesShortTypes(*plan));
+
+  const auto halves = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8}, Spec({{}, {"tp"}}), Dtype::kF16),
+       Value({8, 4}, Spec({{"tp"}, {}}), Dtype::kF16)},
+      Target("tp=4"));
+  ASSERT_TRUE(halves.ok()) << halves.status();
+  EXPECT_EQ(halves->values[2].dtype, Dtype::kF32);
+  EXPECT_EQ(halves->values[halves->outputs[0]].dtype, Dtype::kF16);
+  EXPECT_TRUE(MultipliesShortTypes(*halves));
 }
 
 TEST(PlanBuilderTest, LaysOutAnyMatrixAsAnyOther) {

@@ -38,6 +38,14 @@ Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin) {
   return part;
 }
 
+Dense ScaledColumns(Dense matrix, const Dense& scales, bool is_transposed) {
+  const auto row_elements = static_cast<size_t>(matrix.shape[1]);
+  for (size_t i = 0; i < matrix.elements.size(); ++i) {
+    matrix.elements[i] *= scales.elements[is_transposed ? i / row_elements : i % row_elements];
+  }
+  return matrix;
+}
+
 double Activate(Activation activation, double x) {
   return activation == Activation::kRelu ? std::max(x, 0.0) : x;
 }
@@ -158,7 +166,11 @@ const Dense& Simulation::TileAt(ValueIndex index, DeviceId device) const {
 }
 
 Dense Simulation::Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const {
-  return Multiply(TileAt(matmul.lhs, device), TileAt(matmul.rhs, device),
+  Dense rhs = TileAt(matmul.rhs, device);
+  if (matmul.scales.has_value()) {
+    rhs = ScaledColumns(std::move(rhs), TileAt(*matmul.scales, device), matmul.transpose_rhs);
+  }
+  return Multiply(TileAt(matmul.lhs, device), rhs,
                   matmul.bias.has_value() ? &TileAt(*matmul.bias, device) : nullptr,
                   matmul.transpose_lhs, matmul.transpose_rhs, matmul.scale, matmul.activation);
 }

@@ -19,6 +19,9 @@ namespace shardmesh {
 // The part of `tensor` within `tile`; positions are relative to `origin`.
 Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin);
 
+// Returns a matrix [K, N], or [N, K] if it is transposed, times a factor for each of its N columns.
+Dense ScaledColumns(Dense matrix, const Dense& scales, bool is_transposed);
+
 double Activate(Activation activation, double x);
 
 // Returns activation(scale * lhs * rhs + bias) as PlanBuilder defines it, batches included.

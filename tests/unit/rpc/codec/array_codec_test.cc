@@ -125,7 +125,7 @@ Program SomeProgram() {
   Program program;
   program.operand_count = 3;
   program.ops = {
-      LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kGelu, 0.5f},
+      LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kGelu, 0.5f, 1},
       MatmulOp{3, 1, true, false},
       CollectiveOp{4, CollectiveKind::kReduceScatter, {"tp", "dp"}, 1, Reduction::kMax},
       ReshardOp{5, PartitionSpec({SpecEntry::Axis("dp")}), {{}, {2, 7}}},
@@ -358,6 +358,14 @@ TEST(PlanCodecTest, PlansCrossTheWireAsTheSameBytes) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(bytes));
   EXPECT_TRUE(back == plan);
   EXPECT_EQ(PlanBytes(back), bytes);
+  Program scaled = program;
+  std::get<LinearOp>(scaled.ops[0]).scales = 2;
+  std::vector<ValueDescriptor> quantised(std::begin(operands), std::end(operands));
+  quantised[1].dtype = Dtype::kI8;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan of_i8, PlanProgram(scaled, quantised, {"default", 1, *Mesh::Parse("dp=2,tp=2")}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan again, ParsePlanBytes(PlanBytes(of_i8)));
+  EXPECT_TRUE(again == of_i8);
   EXPECT_FALSE(ParsePlanBytes("\xff").ok());
   Plan broken = plan;
   broken.outputs = {99};

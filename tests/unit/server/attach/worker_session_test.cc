@@ -524,12 +524,14 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.answers_clock);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.multiplies_batches);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.runs_tensor_ops);
+  EXPECT_FALSE(members_.view()->FindWorker("a")->info.multiplies_short_types);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.overlaps_exchanges);
   FakeWorker recent(streams_.get(), sequencer_.get());
   internal::v1::AttachRequest hello = FakeWorker::HelloOf("b", 1);
   hello.mutable_hello()->add_features("clock_answers");
   hello.mutable_hello()->add_features("batches_of_matrices");
   hello.mutable_hello()->add_features("tensor_ops");
+  hello.mutable_hello()->add_features("short_products");
   hello.mutable_hello()->add_features("overlapped_exchanges");
   recent.Say(hello);
   AnswerAs("b");
@@ -538,6 +540,7 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.answers_clock);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.multiplies_batches);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.runs_tensor_ops);
+  EXPECT_TRUE(members_.view()->FindWorker("b")->info.multiplies_short_types);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.overlaps_exchanges);
 }
 

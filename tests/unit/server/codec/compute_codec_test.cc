@@ -99,6 +99,14 @@ TEST(AsExecuteTest, ALinearLayerIsAProgramOfOneOp) {
   ASSERT_THAT(program, IsOk());
   EXPECT_EQ(std::get<LinearOp>(program->ops[0]),
             (LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kSilu, 0.0f}));
+
+  *request.mutable_scales() = ArrayOperand("s");
+  const v1::ExecuteRequest scaled = AsExecute(request);
+  ExpectIsStepOf(scaled, {"x", "w", "b", "s"});
+  EXPECT_EQ(scaled.program().ops(0).linear().scales(), 3u);
+  request.clear_bias();
+  ExpectIsStepOf(AsExecute(request), {"x", "w", "s"});
+  EXPECT_EQ(AsExecute(request).program().ops(0).linear().scales(), 2u);
 }
 
 TEST(AsExecuteTest, AProductIsAProgramOfOneOp) {
@@ -581,6 +589,7 @@ TEST(ComputeCodecTest, RefusesFieldsThatDoNotGoWithALayer) {
   const auto is_refused = StatusIs(kInvalid, Reason::kBadField);
   EXPECT_THAT(refusal([](auto& r) { *r.mutable_weight() = ArrayOperand("w"); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { *r.mutable_bias() = ArrayOperand("b"); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { *r.mutable_scales() = ArrayOperand("s"); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.set_scale(1); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.set_activation(v1::ACTIVATION_RELU); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.mutable_biases()->RemoveLast(); }), is_refused);

@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 class StepOperandsTest : public ::testing::Test {
  protected:
   void Attach(const std::string& identity, double speed, bool multiplies_batches = true,
-              bool runs_tensor_ops = true, bool overlaps_exchanges = true) {
+              bool runs_tensor_ops = true, bool overlaps_exchanges = true,
+              bool multiplies_short_types = true) {
     EXPECT_THAT(members_.Attach({.identity = identity,
                                  .incarnation = 1,
                                  .build_version = "1",
@@ -33,6 +34,7 @@ class StepOperandsTest : public ::testing::Test {
                                  .f32_flops_per_second = speed,
                                  .multiplies_batches = multiplies_batches,
                                  .runs_tensor_ops = runs_tensor_ops,
+                                 .multiplies_short_types = multiplies_short_types,
                                  .overlaps_exchanges = overlaps_exchanges}),
                 IsOk());
   }
@@ -79,6 +81,31 @@ TEST_F(StepOperandsTest, BatchesNeedWorkersThatMultiplyThem) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("worker \"old\" (rank 1)"));
+}
+
+TEST_F(StepOperandsTest, ProductsOfF16AndByI8NeedWorkersThatHaveThem) {
+  Attach("new", 1e11);
+  Attach("old", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/true,
+         /*overlaps_exchanges=*/true, /*multiplies_short_types=*/false);
+  const auto plan_of = [](Dtype input, Dtype weight, bool has_scales) {
+    LinearOp op = {.input = 0, .weight = 1};
+    if (has_scales) op.scales = 2;
+    const auto value = [](Dtype dtype, const Shape& shape) {
+      return ValueDescriptor{.dtype = dtype, .shape = shape, .spec = PartitionSpec()};
+    };
+    return *PlanProgram(Program{.operand_count = 3, .ops = {op}, .outputs = {3}},
+                        {value(input, {4, 4}), value(weight, {4, 4}), value(Dtype::kF32, {4})},
+                        {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("tp=2")});
+  };
+  for (const Plan& plan :
+       {plan_of(Dtype::kF16, Dtype::kF16, false), plan_of(Dtype::kF32, Dtype::kI8, true)}) {
+    EXPECT_THAT(CheckWorkersRun(plan, ViewOf({"new", "new"})), IsOk());
+    const absl::Status refused = CheckWorkersRun(plan, ViewOf({"new", "old"}));
+    EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("worker \"old\" (rank 1)"));
+  }
+  EXPECT_THAT(CheckWorkersRun(plan_of(Dtype::kBF16, Dtype::kBF16, false), ViewOf({"new", "old"})),
+              IsOk());
 }
 
 TEST_F(StepOperandsTest, TensorOpsAndUpdatesNeedWorkersThatRunThem) {

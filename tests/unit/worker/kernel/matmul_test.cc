@@ -45,7 +45,8 @@ struct Matrix {
     } else if (dtype == Dtype::kI8) {
       bytes[static_cast<size_t>(i)] = static_cast<char>(static_cast<int8_t>(value));
     } else {
-      const uint16_t typed = F32ToBF16(static_cast<float>(value));
+      const auto rounded = static_cast<float>(value);
+      const uint16_t typed = dtype == Dtype::kF16 ? F32ToF16(rounded) : F32ToBF16(rounded);
       std::memcpy(bytes.data() + 2 * i, &typed, 2);
     }
   }
@@ -59,7 +60,7 @@ struct Matrix {
     if (dtype == Dtype::kI8) return static_cast<int8_t>(bytes[static_cast<size_t>(i)]);
     uint16_t typed;
     std::memcpy(&typed, bytes.data() + 2 * i, 2);
-    return BF16ToF32(typed);
+    return dtype == Dtype::kF16 ? F16ToF32(typed) : BF16ToF32(typed);
   }
 };
 
@@ -82,12 +83,14 @@ double Plain(Activation activation, double x) {
 // Runs the product, plain and packed, and compares all elements, or some thousands of a large one.
 void ExpectRight(MatmulKernel& kernel, const MatmulSpec& spec) {
   SCOPED_TRACE(StrCat("m=", spec.m, " n=", spec.n, " k=", spec.k, " ", DtypeName(spec.lhs_dtype),
-                      "->", DtypeName(spec.out_dtype), " transposes ", spec.transpose_lhs, ",",
-                      spec.transpose_rhs, " bias ", spec.has_bias, " scale ", spec.scale,
-                      " activation ", static_cast<int>(spec.activation)));
+                      "x", DtypeName(spec.rhs_dtype), "->", DtypeName(spec.out_dtype),
+                      " transposes ", spec.transpose_lhs, ",", spec.transpose_rhs, " bias ",
+                      spec.has_bias, " scale ", spec.scale, " activation ",
+                      static_cast<int>(spec.activation)));
   const Matrix lhs(spec.lhs_dtype, spec.m * spec.k, 1);
   const Matrix rhs(spec.rhs_dtype, spec.k * spec.n, 2);
   const Matrix bias(spec.bias_dtype, spec.has_bias ? spec.n : 0, 3);
+  const Matrix scales(Dtype::kF32, spec.has_scales ? spec.n : 0, 5);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
   for (const PackedWeights* weights : {static_cast<const PackedWeights*>(nullptr), packed.get()}) {
     Matrix out(spec.out_dtype, spec.m * spec.n, 4);
@@ -95,7 +98,8 @@ void ExpectRight(MatmulKernel& kernel, const MatmulSpec& spec) {
                                   .rhs = rhs.bytes,
                                   .bias = bias.bytes,
                                   .out = absl::MakeSpan(out.bytes),
-                                  .packed = weights}),
+                                  .packed = weights,
+                                  .scales = scales.bytes}),
                 IsOk());
     const int64_t stride = std::max<int64_t>(1, spec.m * spec.n / 4000) | 1;
     for (int64_t element = 0; element < spec.m * spec.n; element += stride) {
@@ -108,10 +112,12 @@ void ExpectRight(MatmulKernel& kernel, const MatmulSpec& spec) {
         magnitude += std::abs(product);
       }
       const double offset = spec.has_bias ? bias.Get(j) : 0;
-      const double expected = Plain(spec.activation, spec.scale * sum + offset);
-      const double rounding = spec.out_dtype == Dtype::kBF16 ? std::abs(expected) / 200 : 0;
-      ASSERT_NEAR(out.Get(element), expected,
-                  2e-6 * (1 + std::abs(spec.scale) * magnitude) + rounding)
+      const double scale = spec.scale * (spec.has_scales ? scales.Get(j) : 1);
+      const double expected = Plain(spec.activation, scale * sum + offset);
+      const double rounding = spec.out_dtype == Dtype::kBF16  ? std::abs(expected) / 200
+                              : spec.out_dtype == Dtype::kF16 ? std::abs(expected) / 2000
+                                                              : 0;
+      ASSERT_NEAR(out.Get(element), expected, 2e-6 * (1 + std::abs(scale) * magnitude) + rounding)
           << "element (" << i << ", " << j << ")" << (weights ? ", packed" : "");
     }
   }
@@ -133,10 +139,9 @@ TEST(MatmulTest, AgreesWithPlainLoopsOverShapesTypesAndLayouts) {
   const int64_t shapes[][3] = {{1, 1, 1},    {1, 7, 13},      {7, 1, 13},   {7, 13, 1},
                                {31, 37, 41}, {4096, 1, 1},    {1, 4096, 1}, {1, 1, 4096},
                                {1, 384, 96}, {128, 768, 384}, {65, 64, 257}};
-  const std::pair<Dtype, Dtype> types[] = {{Dtype::kF32, Dtype::kF32},
-                                           {Dtype::kBF16, Dtype::kBF16},
-                                           {Dtype::kBF16, Dtype::kF32},
-                                           {Dtype::kI8, Dtype::kF32}};
+  const std::pair<Dtype, Dtype> types[] = {
+      {Dtype::kF32, Dtype::kF32}, {Dtype::kBF16, Dtype::kBF16}, {Dtype::kBF16, Dtype::kF32},
+      {Dtype::kF16, Dtype::kF16}, {Dtype::kF16, Dtype::kF32},   {Dtype::kI8, Dtype::kF32}};
   for (const auto& [m, n, k] : shapes) {
     for (const auto& [in, out] : types) {
       for (const bool transpose_lhs : {false, true}) {
@@ -151,9 +156,53 @@ TEST(MatmulTest, AgreesWithPlainLoopsOverShapesTypesAndLayouts) {
   }
 }
 
+// Weights of I8 with a factor for each column, under each type of floats.
+std::vector<MatmulSpec> QuantisedSpecs(int64_t m, int64_t n, int64_t k) {
+  std::vector<MatmulSpec> specs;
+  for (const Dtype lhs : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+    for (const Dtype out : {Dtype::kF32, lhs}) {
+      if (out == Dtype::kF32 && lhs == Dtype::kF32 && !specs.empty()) continue;
+      specs.push_back(SpecOf(m, n, k, lhs, out));
+      specs.back().rhs_dtype = Dtype::kI8;
+      specs.back().has_scales = true;
+    }
+  }
+  return specs;
+}
+
+TEST(MatmulTest, MultipliesFloatsByI8WithAFactorForEachColumn) {
+  MatmulKernel kernel({.threads = 1});
+  MatmulKernel converting({.threads = 1, .flops_per_second = 1e7, .converts_all = true});
+  // Below and above the most rows for which weights are converted in registers, and the ends of
+  // panels and of blocks of rows.
+  const int64_t shapes[][3] = {{1, 1, 1},     {1, 63, 257},  {2, 65, 255},  {3, 64, 256},
+                               {4, 16, 512},  {7, 129, 13},  {13, 200, 70}, {16, 33, 300},
+                               {17, 33, 300}, {40, 130, 65}, {100, 1, 90}};
+  for (const auto& [m, n, k] : shapes) {
+    int round = static_cast<int>(m + n);
+    for (MatmulSpec spec : QuantisedSpecs(m, n, k)) {
+      for (const bool transpose_rhs : {false, true}) {
+        ++round;
+        spec.transpose_lhs = round % 3 == 0;
+        spec.transpose_rhs = transpose_rhs;
+        ASSERT_NO_FATAL_FAILURE(ExpectRight(kernel, spec));
+        spec.has_bias = true;
+        spec.bias_dtype = round % 2 == 0 ? Dtype::kF32 : spec.lhs_dtype;
+        spec.activation = kActivations[round % 5];
+        spec.scale = round % 4 < 2 ? 1.0F : 0.01F;
+        ASSERT_NO_FATAL_FAILURE(ExpectRight(round % 3 == 1 ? converting : kernel, spec));
+        spec.has_bias = false;
+      }
+    }
+  }
+  MatmulSpec unscaled = SpecOf(3, 5, 7);
+  unscaled.rhs_dtype = Dtype::kI8;
+  ExpectRight(kernel, unscaled);
+}
+
 TEST(MatmulTest, FusesScaleBiasAndActivation) {
   MatmulKernel kernel({});
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kI8}) {
     for (const Activation activation : kActivations) {
       for (const float scale : {1.0f, 0.001f}) {
         MatmulSpec spec = SpecOf(33, 70, 50, dtype);
@@ -176,6 +225,15 @@ TEST(MatmulTest, AnEmptySumIsZeroAndAnEmptyResultIsNothing) {
   ExpectRight(kernel, SpecOf(0, 5, 7));
   ExpectRight(kernel, SpecOf(3, 0, 7));
   ExpectRight(kernel, SpecOf(3, 5, 0, Dtype::kI8));
+  for (MatmulSpec quantised : QuantisedSpecs(3, 5, 0)) {
+    ExpectRight(kernel, quantised);
+    quantised.m = 0;
+    quantised.k = 7;
+    ExpectRight(kernel, quantised);
+    quantised.m = 3;
+    quantised.n = 0;
+    ExpectRight(kernel, quantised);
+  }
 }
 
 TEST(MatmulTest, CutsLargeProductsIntoBlocksAndNoticesAnAbortBetweenThem) {
@@ -202,7 +260,7 @@ TEST(MatmulTest, CutsLargeProductsIntoBlocksAndNoticesAnAbortBetweenThem) {
 
 TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
   MatmulKernel kernel({});
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
     const Matrix rhs(dtype, 96 * 200, 2);
     MatmulSpec spec = SpecOf(64, 200, 96, dtype);
     spec.transpose_rhs = true;
@@ -241,16 +299,21 @@ TEST(MatmulTest, PackedWeightsGiveTheBytesOfThePlainOnesBack) {
                                {1000, 63}, {33, 1000}, {300, 200}};
   for (MatmulKernel* each : {&kernel, &slow}) {
     for (const auto& [k, n] : shapes) {
-      for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
+      for (const auto& [lhs_dtype, dtype] :
+           {std::pair(Dtype::kF32, Dtype::kF32), std::pair(Dtype::kBF16, Dtype::kBF16),
+            std::pair(Dtype::kI8, Dtype::kI8), std::pair(Dtype::kF16, Dtype::kF16),
+            std::pair(Dtype::kF32, Dtype::kI8)}) {
         for (const bool transpose : {false, true}) {
           SCOPED_TRACE(StrCat("k=", k, " n=", n, " ", DtypeName(dtype), " transposed ", transpose));
-          MatmulSpec spec = SpecOf(4, n, k, dtype);
+          MatmulSpec spec = SpecOf(4, n, k, lhs_dtype);
+          spec.rhs_dtype = dtype;
           spec.transpose_rhs = transpose;
           const std::vector<char> rhs = AnyBytes(k * n * BitsPerElement(dtype) / 8);
           SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, each->Pack(spec, rhs));
           EXPECT_EQ(packed->packing(), PackingOf(spec));
           if (!packed->can_unpack()) {
-            EXPECT_NE(dtype, Dtype::kF32) << "only converted weights cannot be unpacked";
+            EXPECT_TRUE(dtype == lhs_dtype && dtype != Dtype::kF32 && dtype != Dtype::kF16)
+                << "only weights that were converted cannot be unpacked";
             continue;
           }
           std::vector<char> plain(rhs.size());
@@ -265,28 +328,50 @@ TEST(MatmulTest, PackedWeightsGiveTheBytesOfThePlainOnesBack) {
 TEST(MatmulTest, PackedWeightsGiveAnyRangeOfThePlainOnesBack) {
   MatmulKernel kernel({.threads = 1, .flops_per_second = 1e7});
   constexpr int64_t kRows = 130, kColumns = 300;
-  for (const bool transpose : {false, true}) {
-    MatmulSpec spec = SpecOf(4, kColumns, kRows);
-    spec.transpose_rhs = transpose;
-    const std::vector<char> rhs = AnyBytes(kRows * kColumns * 4);
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
-    for (const size_t piece_bytes : {size_t{4}, size_t{64}, size_t{1204}, size_t{8192}}) {
-      std::vector<char> plain(rhs.size());
-      for (size_t at = 0; at < plain.size(); at += piece_bytes) {
-        packed->Unpack(static_cast<int64_t>(at), absl::MakeSpan(plain).subspan(at, piece_bytes));
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kI8}) {
+    for (const bool transpose : {false, true}) {
+      MatmulSpec spec = SpecOf(4, kColumns, kRows, dtype == Dtype::kI8 ? Dtype::kF32 : dtype);
+      spec.rhs_dtype = dtype;
+      spec.transpose_rhs = transpose;
+      const std::vector<char> rhs = AnyBytes(kRows * kColumns * BitsPerElement(dtype) / 8);
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
+      ASSERT_TRUE(packed->can_unpack());
+      for (const size_t piece_bytes : {size_t{4}, size_t{64}, size_t{1204}, size_t{8192}}) {
+        std::vector<char> plain(rhs.size());
+        for (size_t at = 0; at < plain.size(); at += piece_bytes) {
+          packed->Unpack(static_cast<int64_t>(at), absl::MakeSpan(plain).subspan(at, piece_bytes));
+        }
+        ASSERT_EQ(plain, rhs) << "in pieces of " << piece_bytes << ", transposed " << transpose
+                              << " " << DtypeName(dtype);
       }
-      ASSERT_EQ(plain, rhs) << "in pieces of " << piece_bytes << ", transposed " << transpose;
     }
   }
 }
 
+TEST(MatmulTest, WeightsThatKeepTheirTypeHaveOnePackingForAllInputs) {
+  MatmulSpec floats = SpecOf(4, 8, 16);
+  floats.rhs_dtype = Dtype::kI8;
+  MatmulSpec halves = SpecOf(2, 8, 16, Dtype::kBF16, Dtype::kBF16);
+  halves.rhs_dtype = Dtype::kI8;
+  halves.transpose_lhs = true;
+  EXPECT_EQ(PackingOf(floats), PackingOf(halves));
+  EXPECT_NE(PackingOf(floats), PackingOf(SpecOf(4, 8, 16, Dtype::kI8)));
+  halves.transpose_rhs = true;
+  EXPECT_NE(PackingOf(floats), PackingOf(halves));
+}
+
 TEST(MatmulTest, LargePackedWeightsTakeHardlyMoreMemoryThanPlainOnes) {
   MatmulKernel kernel({.threads = 1});
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
-    const MatmulSpec spec = SpecOf(4, 1000, 1000, dtype);
+  for (const auto& [lhs_dtype, dtype] :
+       {std::pair(Dtype::kF32, Dtype::kF32), std::pair(Dtype::kBF16, Dtype::kBF16),
+        std::pair(Dtype::kI8, Dtype::kI8), std::pair(Dtype::kF16, Dtype::kF16),
+        std::pair(Dtype::kBF16, Dtype::kI8)}) {
+    MatmulSpec spec = SpecOf(4, 1000, 1000, lhs_dtype);
+    spec.rhs_dtype = dtype;
     const std::vector<char> rhs = AnyBytes(spec.k * spec.n * BitsPerElement(dtype) / 8);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
     if (!packed->can_unpack()) continue;
+    EXPECT_GE(packed->size_bytes(), kernel.LikelyPackedBytes(spec));
     EXPECT_LE(static_cast<double>(packed->size_bytes()), 1.1 * static_cast<double>(rhs.size()))
         << DtypeName(dtype);
   }
@@ -372,6 +457,10 @@ TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {
                        .flops_per_second = 1e7,
                        .pool = BufferPool::Create(&budget, 0),
                        .converts_all = true});
+  MatmulSpec quantised = SpecOf(300, 400, 130, Dtype::kBF16);
+  quantised.rhs_dtype = Dtype::kI8;
+  quantised.has_scales = true;
+  ExpectRight(kernel, quantised);
   for (const Dtype dtype : {Dtype::kBF16, Dtype::kI8}) {
     MatmulSpec spec = SpecOf(300, 400, 130, dtype);
     spec.out_dtype = Dtype::kBF16;
@@ -463,6 +552,38 @@ TEST(MatmulTest, PackingAndASkinnyProductGoInBlocksThatAnAbortEnds) {
   EXPECT_EQ(asked, 100 + 15) << "between 16 blocks";
 }
 
+TEST(MatmulTest, AStreamedProductGoesInBlocksThatAnAbortEnds) {
+  MatmulKernel kernel({.threads = 1, .bytes_per_second = 10.0 * (64 << 10)});
+  MatmulSpec spec = SpecOf(1, 2048, 512);
+  spec.rhs_dtype = Dtype::kI8;
+  const Matrix lhs(Dtype::kF32, spec.k, 1), rhs(Dtype::kI8, spec.k * spec.n, 2);
+  Matrix out(Dtype::kF32, spec.n, 3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
+  int asked = 0;
+  EXPECT_THAT(kernel.Run(spec, {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed.get()},
+                         [&asked] {
+                           return ++asked == 3 ? absl::CancelledError("enough") : absl::OkStatus();
+                         }),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(kernel.compilations(), 0);
+}
+
+TEST(MatmulTest, StreamedProductsHaveTheSameBitsOnAnyNumberOfThreads) {
+  MatmulSpec spec = SpecOf(5, 300, 700, Dtype::kF16);
+  const Matrix lhs(spec.lhs_dtype, spec.m * spec.k, 1), rhs(spec.rhs_dtype, spec.k * spec.n, 2);
+  std::vector<char> first;
+  for (const int threads : {1, 2, 5}) {
+    MatmulKernel kernel({.threads = threads});
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs.bytes));
+    Matrix out(spec.out_dtype, spec.m * spec.n, 3);
+    ASSERT_THAT(kernel.Run(spec, {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed.get()}),
+                IsOk());
+    if (first.empty()) first = out.bytes;
+    EXPECT_EQ(out.bytes, first);
+  }
+  EXPECT_FALSE(MatmulKernel({}).KeepsBitsOfRows(Dtype::kF16));
+}
+
 TEST(MatmulTest, KeepsCompiledKernelsUpToABound) {
   MatmulKernel kernel({.cache_capacity = 2});
   const auto run = [&kernel](int64_t m) {
@@ -510,11 +631,18 @@ TEST(MatmulTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(run(SpecOf(2, int64_t{1} << 62, 2), 16, 16, 16), kShape);
   EXPECT_THAT(run(SpecOf(2, 2, 2, Dtype::kF64, Dtype::kF64), 32, 32, 32), kType);
   EXPECT_THAT(run(SpecOf(2, 2, 2, Dtype::kF32, Dtype::kBF16), 16, 16, 8), kType);
-  MatmulSpec int8_weights = SpecOf(2, 2, 2);
-  int8_weights.rhs_dtype = Dtype::kI8;
-  const absl::Status refused = run(int8_weights, 16, 4, 16);
+  MatmulSpec i8_by_floats = SpecOf(2, 2, 2);
+  i8_by_floats.lhs_dtype = Dtype::kI8;
+  const absl::Status refused = run(i8_by_floats, 4, 16, 16);
   EXPECT_THAT(refused, kType);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("F32 and I8"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("I8 and F32"));
+  MatmulSpec scaled_floats = SpecOf(2, 2, 2);
+  scaled_floats.has_scales = true;
+  EXPECT_THAT(run(scaled_floats, 16, 16, 16), kType);
+  MatmulSpec without_scales = SpecOf(2, 2, 2);
+  without_scales.rhs_dtype = Dtype::kI8;
+  without_scales.has_scales = true;
+  EXPECT_THAT(run(without_scales, 16, 4, 16), kShape);
 
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const auto packed, kernel.Pack(SpecOf(2, 2, 2), absl::MakeConstSpan(bytes).first(16)));

@@ -511,6 +511,57 @@ TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {
   }
 }
 
+TEST_P(StepExecutorTest, WeightsOfI8MultiplyWithTheirScalesWhereverTheyLie) {
+  StartMesh("x=2,y=2");
+  const Tensor input = Tensor::Random({9, 10}, 3);
+  const Tensor bias = Tensor::Random({7}, 4);
+  const Tensor scales = Tensor::Random({7}, 5);
+  std::vector<int8_t> weight;
+  for (int i = 0; i < 70; ++i) weight.push_back(static_cast<int8_t>(i * 37 % 255 - 127));
+  const absl::Span<const char> weight_bytes(reinterpret_cast<const char*>(weight.data()),
+                                            weight.size());
+  std::vector<double> expected;
+  for (size_t i = 0; i < 9; ++i) {
+    for (size_t j = 0; j < 7; ++j) {
+      double sum = 0;
+      for (size_t k = 0; k < 10; ++k) {
+        sum += static_cast<double>(input.elements[i * 10 + k]) * weight[j * 10 + k];
+      }
+      expected.push_back(sum * static_cast<double>(scales.elements[j]) +
+                         static_cast<double>(bias.elements[j]));
+    }
+  }
+  int64_t sequence = 0;
+  // The contracted dimension in parts, the output features in uneven parts, and neither.
+  for (const auto& [spec, cuts] :
+       {std::pair(SpecOf({"", "y"}), std::vector<CutPoints>()),
+        std::pair(SpecOf({"y", ""}), std::vector<CutPoints>{{0, 2, 7}, {}}),
+        std::pair(SpecOf({"", ""}), std::vector<CutPoints>())}) {
+    operands_.clear();
+    order_.operands.clear();
+    const std::string name = StrCat("weight-", sequence);
+    Put(StrCat("input-", sequence), input, SpecOf({"", ""}));
+    PutBytes(name, {.dtype = Dtype::kI8, .shape = {7, 10}, .spec = spec, .cut_points = cuts},
+             weight_bytes);
+    Put(StrCat("bias-", sequence), bias, SpecOf({""}));
+    Put(StrCat("scales-", sequence), scales, SpecOf({"x"}), {{0, 1, 7}});
+    // The first run packs the weight, and the second one may find it packed in the store.
+    for (int run = 0; run < 2; ++run) {
+      SCOPED_TRACE(StrCat(spec.ToString(), ", run ", run));
+      results_.clear();
+      Order(++sequence, {.operand_count = 4,
+                         .ops = {LinearOp{.input = 0, .weight = 1, .bias = 2, .scales = 3}},
+                         .outputs = {4}});
+      RunOnAll();
+      const Tensor out = Assemble();
+      ASSERT_EQ(out.shape, (Shape{9, 7}));
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-3) << "element " << i;
+      }
+    }
+  }
+}
+
 TEST_P(StepExecutorTest, OperandsWithEmptyPartsMultiply) {
   struct Case {
     Shape lhs;  // transposed

@@ -1,0 +1,96 @@
+// Weights of I8 or F16 for products with floats: packed as they are, and converted while a product
+// reads them.
+#ifndef SHARDMESH_WORKER_KERNEL_WEIGHT_PANELS_H_
+#define SHARDMESH_WORKER_KERNEL_WEIGHT_PANELS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tensor/dtype.h"
+#include "tensor/elementwise.h"
+#include "worker/kernel/aligned_bytes.h"
+
+namespace shardmesh::worker {
+
+// A product of few rows, out = activation(scale * (lhs * weights) * scales + bias).
+struct StreamedProduct {
+  int64_t rows = 0;            // at most WeightPanels::kMostStreamedRows
+  const float* lhs = nullptr;  // [rows, k] without gaps
+  float scale = 1;
+  const float* scales = nullptr;  // [n]; null: all are 1
+  Dtype bias_dtype = Dtype::kF32;
+  const char* bias = nullptr;  // [n]; null: there is none
+  Activation activation = Activation::kNone;
+  Dtype out_dtype = Dtype::kF32;
+  char* out = nullptr;  // [rows, n] without gaps
+};
+
+// A matrix [k, n] in panels of kColumns columns. A panel has the elements of its first row, then
+// those of the next row: a product of few rows reads all weights once, in the order of memory. The
+// last panel may have fewer columns, padded with zeros to a multiple of kWeightColumnGranule.
+// Immutable and thread-safe.
+class WeightPanels {
+ public:
+  static constexpr int64_t kColumns = 64;
+  // Up to this number of rows, Multiply takes less time than to convert the weights for a product
+  // of oneDNN. Measured with AVX-512: both take as long at 12 to 24 rows.
+  static constexpr int64_t kMostStreamedRows = 16;
+
+  // Checks for an abort, between pieces of work. A status other than OK ends the work.
+  using AbortCheck = std::function<absl::Status()>;
+
+  // Packs weights of I8 or F16: a matrix [k, n], or [n, k] if `is_transposed`. The only error is
+  // that of `abort_check`, if it is not null. Throws std::bad_alloc.
+  static absl::StatusOr<std::unique_ptr<const WeightPanels>> Pack(Dtype dtype, int64_t k, int64_t n,
+                                                                  bool is_transposed,
+                                                                  absl::Span<const char> weights,
+                                                                  const AbortCheck& abort_check);
+
+  // Returns the memory of the panels.
+  int64_t size_bytes() const { return RowPitch() * k_ * element_bytes_; }
+
+  // Runs a product. The columns of a panel are computed by one of `threads` threads, so that the
+  // bits do not depend on their number. Calls `abort_check`, if it is not null, after every
+  // `columns_of_turn` columns, rounded up to whole panels. The only error is its status.
+  absl::Status Multiply(const StreamedProduct& product, int threads, int64_t columns_of_turn,
+                        const AbortCheck& abort_check) const;
+
+  // Converts `columns` columns from `column` on, a multiple of kColumns, to F32 or, for weights of
+  // I8, to BF16. Writes them to `out` as a matrix [k, columns] without gaps.
+  void Widen(int64_t column, int64_t columns, Dtype to, int threads, char* out) const;
+
+  // Copies the elements [begin, end) of the matrix as Pack got it to `out`.
+  void Unpack(int64_t begin, int64_t end, char* out) const;
+
+ private:
+  WeightPanels(Dtype dtype, int64_t k, int64_t n, bool is_transposed);
+
+  int64_t Panels() const { return (n_ + kColumns - 1) / kColumns; }
+  // Returns the number of columns of a panel, and this number with those that pad it.
+  int64_t ColumnsOf(int64_t panel) const;
+  int64_t PitchOf(int64_t panel) const;
+  // Returns the padded number of columns of all panels.
+  int64_t RowPitch() const;
+  // Returns the place of an element.
+  const char* At(int64_t row, int64_t column) const;
+
+  void PackPanel(int64_t panel, const char* weights);
+  void MultiplyPanel(const StreamedProduct& product, int64_t panel) const;
+  // Adds the products of a panel to `sums`, [rows, PitchOf(panel)].
+  void AddProducts(const StreamedProduct& product, int64_t panel, float* sums) const;
+
+  const Dtype dtype_;
+  const int64_t element_bytes_;
+  const int64_t k_;
+  const int64_t n_;
+  const bool is_transposed_;  // of the matrix that Pack got
+  AlignedBytes data_;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_KERNEL_WEIGHT_PANELS_H_
