@@ -15,6 +15,7 @@
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
+#include "rpc/codec/trace_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
@@ -51,6 +52,9 @@ absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& fr
   detail.sent_bytes = from.sent_bytes();
   for (const internal::v1::StagedOutput& output : from.outputs()) {
     detail.tile_bytes.emplace(output.array_id(), output.data());
+  }
+  if (from.has_trace()) {
+    SHARDMESH_ASSIGN_OR_RETURN(detail.trace, rpc::Decode(from.trace()));
   }
   return detail;
 }

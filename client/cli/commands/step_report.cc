@@ -1,7 +1,9 @@
 // Operands of steps, and the reports of plans and steps.
 #include "client/cli/commands/step_report.h"
 
+#include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,7 +13,11 @@
 #include "client/cli/grammar.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
+#include "client/inspect/trace_events.h"
+#include "process/file.h"
 #include "program/program.h"
+#include "program/step_trace.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/literal.h"
@@ -63,6 +69,57 @@ absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* clie
   SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
                              client->arrays().PutTensors({&tensor, 1}, options));
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
+}
+
+void AddTraceOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only) {
+  command
+      ->add_option("--trace", flags->trace_path,
+                   "write what each rank did, and when, to this file, which ui.perfetto.dev opens")
+      ->excludes(plan_only);
+}
+
+absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags) {
+  if (!flags.trace_path.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.trace_path).status());
+  }
+  return StepInspector(flags);
+}
+
+absl::Status StepInspector::Inspect(const StepResult& result, Json* json) const {
+  if (!flags_.trace_path.empty()) SHARDMESH_RETURN_IF_ERROR(WriteTrace(result, json));
+  return absl::OkStatus();
+}
+
+absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) const {
+  const std::string& path = flags_.trace_path;
+  const std::optional<StepTrace>& trace = result.timings.trace;
+  if (!trace.has_value()) {
+    return WithReason(
+        absl::UnimplementedError("the step has run, but the coordinator runs an older build, which "
+                                 "records no timelines; leave out --trace"),
+        Reason::kNotAvailable);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter writer, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(writer.Append(TraceEventsOf(*trace, result.sequence)));
+  SHARDMESH_RETURN_IF_ERROR(writer.Finish());
+  int64_t spans = 0;
+  int64_t omitted = 0;
+  for (const RankTrace& rank : trace->ranks) {
+    spans += std::ssize(rank.spans);
+    omitted += rank.omitted_spans;
+  }
+  if (json != nullptr) {
+    (*json)["trace"] = {{"path", path}, {"spans", spans}, {"omitted_spans", omitted}};
+    return absl::OkStatus();
+  }
+  std::cout << "Timeline of " << FormatCount(std::ssize(trace->ranks), "rank") << ": "
+            << FormatCount(spans, "span") << ", written to " << path
+            << "; ui.perfetto.dev opens it\n";
+  if (omitted > 0) {
+    std::cout << FormatCount(omitted, "later span") << " " << (omitted == 1 ? "is" : "are")
+              << " left out\n";
+  }
+  return absl::OkStatus();
 }
 
 Json PlanJson(const CompiledProgram& plan) {
