@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "program/step_trace.h"
+#include "program/flight_record.h"
 
 namespace shardmesh::client {
 

@@ -34,7 +34,6 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
-#include "rpc/codec/trace_codec.h"
 #include "rpc/tls/credentials.h"
 #include "shardmesh/compat/v1/compat_service.grpc.pb.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"

@@ -13,10 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
+#include "program/flight_record.h"
 #include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
-#include "program/step_trace.h"
 #include "tensor/elementwise.h"
 #include "tensor/literal.h"
 

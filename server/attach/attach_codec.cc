@@ -15,7 +15,6 @@
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
-#include "rpc/codec/trace_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"

@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
-#include "program/step_trace.h"
+#include "program/flight_record.h"
 #include "server/state/operation_table.h"
 #include "server/steps/encoded_step.h"
 #include "status/reason.h"

@@ -6,8 +6,8 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/flight_codec.h"
 #include "rpc/codec/time_codec.h"
-#include "rpc/codec/trace_codec.h"
 #include "server/state/array_view_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 

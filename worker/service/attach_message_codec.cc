@@ -8,7 +8,6 @@
 #include "rpc/codec/flight_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
-#include "rpc/codec/trace_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
 #include "status/status_macros.h"

@@ -18,7 +18,6 @@
 #include "process/clock.h"
 #include "program/flight_record.h"
 #include "program/program.h"
-#include "program/step_trace.h"
 #include "sharding/mesh.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/buffer.h"

@@ -9,7 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "program/step_trace.h"
+#include "program/flight_record.h"
 #include "sharding/mesh.h"
 
 namespace shardmesh::worker {

@@ -142,12 +142,19 @@ OutputOptions OutputOf(const ResultFlags& flags) {
   return output;
 }
 
+// Returns the program of one op, whose inputs are the operands.
+Program ProgramOf(ProgramOp op, size_t operands) {
+  const auto result = static_cast<ValueIndex>(operands);
+  Program program{.operand_count = result, .ops = {}, .outputs = {result}};
+  program.ops.push_back(std::move(op));
+  return program;
+}
+
 // Shows the plan of one op on the given operands, without running the op.
 absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
                       const std::vector<Operand>& operands, const ResultFlags& flags) {
   const auto result = static_cast<ValueIndex>(operands.size());
-  Program program{.operand_count = result, .ops = {}, .outputs = {result}};
-  program.ops.push_back(std::move(op));
+  Program program = ProgramOf(std::move(op), operands.size());
   if (flags.spec.has_value()) {
     program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
     program.outputs = {result + 1};
@@ -324,7 +331,7 @@ absl::Status FinishParts(const Invocation& invocation, MeshClient* client, const
 
 absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const LinearFlags& flags,
                       Operand input, std::vector<Operand> weights, std::vector<Operand> biases) {
-  const LinearLayerCall call{
+  LinearLayerCall call{
       .input = std::move(input),
       .weights = std::move(weights),
       .biases = std::move(biases),
@@ -343,7 +350,7 @@ absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const Li
     return absl::OkStatus();
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
-                             StepInspector::Create(flags.result.inspect));
+                             StepInspector::Create(flags.result.inspect, client, &call));
   if (flags.results() == 1) {
     return RunAndFinish(invocation, client, flags.result, inspector,
                         [&] { return client->compute().LinearLayer(call); });
@@ -396,21 +403,25 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
                   .scale = static_cast<float>(std::get<double>(flags.scale)),
                   .output = OutputOf(flags.result)};
   if (!biases.empty()) call.bias = std::move(biases.front());
+  LinearOp op{.input = 0,
+              .weight = 1,
+              .weight_layout = call.weight_layout,
+              .activation = call.activation,
+              .scale = call.scale};
+  std::vector<Operand> operands = {call.input, call.weight};
+  if (call.bias.has_value()) {
+    op.bias = 2;
+    operands.push_back(*call.bias);
+  }
   if (flags.result.plan_only) {
-    LinearOp op{.input = 0,
-                .weight = 1,
-                .weight_layout = call.weight_layout,
-                .activation = call.activation,
-                .scale = call.scale};
-    std::vector<Operand> operands = {call.input, call.weight};
-    if (call.bias.has_value()) {
-      op.bias = 2;
-      operands.push_back(*call.bias);
-    }
     return ShowPlan(invocation, client.get(), op, operands, flags.result);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
-                             StepInspector::Create(flags.result.inspect));
+                             StepInspector::Create(flags.result.inspect, client.get(),
+                                                   ProgramOf(op, operands.size()), &operands));
+  call.input = operands[0];
+  call.weight = operands[1];
+  if (call.bias.has_value()) call.bias = operands[2];
   return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Linear(call); });
 }
@@ -428,20 +439,22 @@ absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(invocation, client.get(), flags.lhs));
   SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(invocation, client.get(), flags.rhs));
-  const MatmulCall call{.lhs = std::move(lhs),
-                        .rhs = std::move(rhs),
+  const MatmulOp op{.lhs = 0,
+                    .rhs = 1,
+                    .transpose_lhs = flags.transpose_lhs,
+                    .transpose_rhs = flags.transpose_rhs};
+  std::vector<Operand> operands = {std::move(lhs), std::move(rhs)};
+  if (flags.result.plan_only) {
+    return ShowPlan(invocation, client.get(), op, operands, flags.result);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
+                             StepInspector::Create(flags.result.inspect, client.get(),
+                                                   ProgramOf(op, operands.size()), &operands));
+  const MatmulCall call{.lhs = operands[0],
+                        .rhs = operands[1],
                         .transpose_lhs = flags.transpose_lhs,
                         .transpose_rhs = flags.transpose_rhs,
                         .output = OutputOf(flags.result)};
-  if (flags.result.plan_only) {
-    const MatmulOp op{.lhs = 0,
-                      .rhs = 1,
-                      .transpose_lhs = call.transpose_lhs,
-                      .transpose_rhs = call.transpose_rhs};
-    return ShowPlan(invocation, client.get(), op, {call.lhs, call.rhs}, flags.result);
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
-                             StepInspector::Create(flags.result.inspect));
   return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Matmul(call); });
 }
@@ -531,6 +544,7 @@ void AddPlanOptions(CLI::App* command, ResultFlags* flags, bool is_product, CLI:
           ->excludes(as);
   AddTraceOption(command, &flags->inspect, plan_only);
   if (!is_product) return;
+  AddVerifyOptions(command, &flags->inspect, plan_only);
   command
       ->add_option("--candidates", flags->candidates,
                    "with --plan-only, show that many of the plans that were compared, the fastest "

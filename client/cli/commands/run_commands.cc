@@ -208,7 +208,9 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
     // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector, StepInspector::Create(flags.inspect));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const StepInspector inspector,
+      StepInspector::Create(flags.inspect, client.get(), graph.program, &call.operands));
   call.output.return_trace = inspector.needs_trace();
   // The step does not run again if a result is lost before it is gathered: it may change state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(call));
@@ -262,6 +264,7 @@ void AddRunCommands(CommandLine* line) {
           ->excludes(out)
           ->excludes(as);
   AddTraceOption(run, &flags->inspect, plan_only);
+  AddVerifyOptions(run, &flags->inspect, plan_only);
 }
 
 }  // namespace shardmesh::client

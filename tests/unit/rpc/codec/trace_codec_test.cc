@@ -1,5 +1,5 @@
 // Timelines of steps over the wire.
-#include "rpc/codec/trace_codec.h"
+#include "rpc/codec/flight_codec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
