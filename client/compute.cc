@@ -48,6 +48,7 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
     SetPrecondition(precondition, to->add_preconditions());
   }
   to->set_return_literals(from.return_literals);
+  to->set_return_trace(from.return_trace);
   for (const std::optional<PartitionSpec>& spec : from.specs) {
     v1::OutputLayout* const layout = to->add_layouts();
     if (spec.has_value()) {
@@ -112,6 +113,9 @@ absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   result.timings.sent_bytes = timings.sent_bytes();
   if (timings.has_predicted()) {
     SHARDMESH_ASSIGN_OR_RETURN(result.timings.predicted, DecodePrediction(timings.predicted()));
+  }
+  if (timings.has_trace()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.timings.trace, DecodeAnswer(timings.trace()));
   }
   return result;
 }

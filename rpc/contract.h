@@ -60,6 +60,7 @@ inline constexpr Feature kFeatures[] = {
     {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"step_traces", {"shardmesh.v1.OutputOptions.return_trace"}},
     {"tensor_ops", {"shardmesh.v1.Program.updates", "shardmesh.v1.ProgramOp.tensor"}},
     {"tile_reuse", {"shardmesh.v1.TensorContent.equal_tiles"}},
     {"uneven_cuts",

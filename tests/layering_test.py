@@ -74,12 +74,14 @@ ALLOWED = {
     "client/local": {"status", "server", "client", "client/types", "client/remote"},
     # Transformers: their weights, graphs, and the loops that run them.
     "client/models": VALUES | {"tensor/checkpoint", "client", "client/types"},
+    # Looks into steps that have run: timelines, and checks of results.
+    "client/inspect": VALUES | {"client", "client/types"},
     "client/cli/local": BASE | {"sharding", "rpc/tls", "client"},
     "client/cli": VALUES | {"tensor/checkpoint", "rpc", "rpc/codec", "rpc/tls", "client", "client/types", "client/local",
                                      "client/cli/local"},
     "client/cli/inputs": VALUES | {"tensor/checkpoint", "rpc", "client", "client/models", "client/types", "client/cli"},
     "client/cli/report": VALUES | {"client", "client/types", "client/cli"},
-    "client/cli/commands": VALUES | {"client/cli/inputs", "client/cli/report", "tensor/checkpoint", "rpc", "rpc/codec", "client", "client/models", "client/types", "client/remote", "client/cli",
+    "client/cli/commands": VALUES | {"client/cli/inputs", "client/cli/report", "tensor/checkpoint", "rpc", "rpc/codec", "client", "client/inspect", "client/models", "client/types", "client/remote", "client/cli",
                                      "client/cli/local"},
     "tests": {"*"},
     "bench": {"*"},

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
+#include "program/flight_record.h"
 #include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
@@ -45,6 +46,9 @@ struct OutputOptions {
   std::vector<Precondition> preconditions = {};
   // Whether the answer also has the results' elements, at most 1 MiB in all.
   bool return_literals = false;
+  // Whether the answer also has the step's timeline (StepTimings::trace). A coordinator without the
+  // feature step_traces returns none.
+  bool return_trace = false;
   // The spec of each result, which must fit without correction. If the spec of a result is nullopt
   // or missing, the planner chooses it.
   std::vector<std::optional<PartitionSpec>> specs = {};
@@ -70,6 +74,8 @@ struct StepTimings {
   absl::Duration collective = absl::ZeroDuration();  // communication time of the slowest rank
   int64_t sent_bytes = 0;                            // sent between workers, sum over all ranks
   std::optional<StepPrediction> predicted;           // nullopt: the coordinator is an older build
+  // If OutputOptions::return_trace; nullopt also if the coordinator is an older build.
+  std::optional<StepTrace> trace = std::nullopt;
 };
 
 struct StepResult {

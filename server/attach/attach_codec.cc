@@ -52,6 +52,9 @@ absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& fr
   for (const internal::v1::StagedOutput& output : from.outputs()) {
     detail.tile_bytes.emplace(output.array_id(), output.data());
   }
+  if (from.has_trace()) {
+    SHARDMESH_ASSIGN_OR_RETURN(detail.trace, rpc::Decode(from.trace()));
+  }
   return detail;
 }
 

@@ -90,7 +90,8 @@ absl::StatusOr<StepOperands> DecodeOperands(
 
 absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
   StepOutputs outputs{.names = {from.names().begin(), from.names().end()},
-                      .return_literals = from.return_literals()};
+                      .return_literals = from.return_literals(),
+                      .return_trace = from.return_trace()};
   for (int i = 0; i < from.preconditions_size(); ++i) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> expected,
                                server::Decode(from.preconditions(i), /*must_exist=*/false,

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
+#include "program/flight_record.h"
 #include "server/state/operation_table.h"
 #include "server/steps/encoded_step.h"
 #include "status/reason.h"
@@ -53,6 +54,7 @@ struct RankReportDetail {
   int64_t sent_bytes = 0;
   // Bytes of the rank's tiles, by array id. Only if the step returns literals.
   std::map<std::string, std::string, std::less<>> tile_bytes = {};
+  std::optional<RankTrace> trace = {};  // only if the step returns its timeline
 };
 
 // The results that a rank has reported so far.

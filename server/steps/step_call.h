@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "program/flight_record.h"
 #include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "rpc/caller.h"
@@ -49,6 +50,7 @@ struct StepOutputs {
   // Expected versions of the names, as in NameMove. May be shorter than `names`.
   std::vector<std::optional<int64_t>> expected_versions = {};
   bool return_literals = false;
+  bool return_trace = false;  // whether the result has the step's timeline
   // The requested layouts of the results. Nullopt or missing: the planner chooses the layout.
   std::vector<std::optional<PartitionSpec>> specs = {};
   // The parts of the results' definitions beside the descriptors, such as the origin of a result
@@ -138,6 +140,7 @@ struct StepResult {
   absl::Duration collective = {};  // largest collective time of a rank
   int64_t sent_bytes = 0;          // sum over all ranks
   StepPrediction predicted = {};
+  std::optional<StepTrace> trace = std::nullopt;  // if StepOutputs::return_trace
 };
 
 }  // namespace shardmesh::server

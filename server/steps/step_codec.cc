@@ -6,6 +6,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/flight_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "server/state/array_view_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
@@ -29,6 +30,7 @@ EncodedStep Encode(const StepMessage& message) {
   }
   rpc::Encode(message.timeout, to.mutable_timeout());
   to.set_return_literals(message.return_literals);
+  to.set_max_trace_spans(static_cast<int32_t>(message.max_trace_spans));
   return {.plan_hash = message.plan->hash,
           .plan = {message.plan, &message.plan->bytes},
           .rest = to.SerializeAsString()};
@@ -60,6 +62,30 @@ void Encode(const StepPrediction& from, v1::StepPrediction* to) {
   to->set_peak_bytes(from.peak_bytes);
 }
 
+bool IsTooLong(const v1::ExecuteResponse& response) {
+  return static_cast<int64_t>(response.ByteSizeLong()) > rpc::kMaxControlMessageBytes;
+}
+
+// Leaves out the later half of each rank's spans. Returns false if there were none.
+bool HalveSpans(v1::StepTrace* trace) {
+  bool had_spans = false;
+  for (v1::RankTrace& rank : *trace->mutable_ranks()) {
+    const int omitted = (rank.spans_size() + 1) / 2;
+    had_spans = had_spans || omitted > 0;
+    rank.mutable_spans()->DeleteSubrange(rank.spans_size() - omitted, omitted);
+    rank.set_omitted_spans(rank.omitted_spans() + omitted);
+  }
+  return had_spans;
+}
+
+void AddTrace(const StepTrace& from, v1::ExecuteResponse* to) {
+  v1::StepTrace* const trace = to->mutable_timings()->mutable_trace();
+  rpc::Encode(from, trace);
+  while (IsTooLong(*to) && HalveSpans(trace)) {
+  }
+  if (IsTooLong(*to)) trace->clear_labels();
+}
+
 }  // namespace
 
 v1::ExecuteResponse Encode(StepResult result) {
@@ -79,9 +105,10 @@ v1::ExecuteResponse Encode(StepResult result) {
       rpc::Encode(*std::move(output.literal), to->mutable_literal());
     }
   }
+  if (result.trace.has_value()) AddTrace(*result.trace, &response);
   // Workers may have been lost since the size was checked, so the list of missing ranks may have
   // grown. A client that needs the list can describe the array.
-  if (static_cast<int64_t>(response.ByteSizeLong()) > rpc::kMaxControlMessageBytes) {
+  if (IsTooLong(response)) {
     for (v1::StepOutput& output : *response.mutable_outputs()) {
       output.mutable_array()->clear_missing_ranks();
     }

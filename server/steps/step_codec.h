@@ -32,6 +32,7 @@ struct StepMessage {
   const std::vector<ArrayDescriptor>* outputs = nullptr;
   absl::Duration timeout = {};
   bool return_literals = false;
+  int64_t max_trace_spans = 0;  // of each rank; 0: no timeline
 };
 EncodedStep Encode(const StepMessage& message);
 
@@ -39,8 +40,8 @@ EncodedStep Encode(const StepMessage& message);
 int64_t EncodedSizeBytes(const Literal& literal);
 int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
 
-// Encodes the answer to the client. Omits the lists of ranks that lack tiles if the answer would
-// otherwise exceed the limit of a message.
+// Encodes the answer to the client. If the answer would exceed the limit of a message, omits later
+// spans of the timeline, and if that does not suffice, the lists of ranks that lack tiles.
 v1::ExecuteResponse Encode(StepResult result);
 
 }  // namespace shardmesh::server

@@ -131,6 +131,18 @@ StepPrediction PredictionOf(const PreparedPlan& prepared) {
   return prediction;
 }
 
+// Returns the timeline of a step of which the ranks have reported these parts.
+StepTrace TraceOf(const Plan& plan, const std::vector<RankResult>& ranks) {
+  StepTrace trace;
+  for (const Instruction& instruction : plan.instructions) {
+    trace.labels.push_back(instruction.label);
+  }
+  for (const RankResult& rank : ranks) {
+    if (rank.detail.trace.has_value()) trace.ranks.push_back(*rank.detail.trace);
+  }
+  return trace;
+}
+
 }  // namespace
 
 StepRunner::Outcome::Outcome(rpc::Metrics* metrics, const std::string& outcome)
@@ -337,6 +349,9 @@ EncodedStep StepRunner::MessageOf(const Running& running, absl::Duration timeout
                       .outputs = &running.outputs,
                       .timeout = timeout,
                       .return_literals = running.options.return_literals};
+  if (running.options.return_trace) {
+    message.max_trace_spans = SpansOfEachRank(running.prepared->plan.mesh.size());
+  }
   for (const FoundOperand& operand : running.operands) {
     if (operand.array != nullptr) {
       message.operands.push_back({.array_id = IdOf(operand), .donate = operand.donate});
@@ -576,6 +591,7 @@ absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
   }
   result.total = parts_.clock->Now() - running.started;
   result.predicted = PredictionOf(*running.prepared);
+  if (running.options.return_trace) result.trace = TraceOf(running.prepared->plan, outcome.ranks);
   for (size_t i = 0; i < running.outputs.size(); ++i) {
     const ArrayDescriptor& descriptor = running.outputs[i];
     StepResult::Output& output = result.outputs.emplace_back();

@@ -283,6 +283,85 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
   EXPECT_TRUE(answer.contains("total_s"));
 }
 
+TEST_F(ClusterCommandTest, VerifiesAndTracesSteps) {
+  for (const auto& [file, shape] : std::vector<std::pair<std::string, std::string>>{
+           {"a.npy", "4,8"}, {"w.npy", "6,8"}, {"k.npy", "2,8"}}) {
+    ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", shape, "--out", Path(file)}), Succeeded());
+  }
+  ASSERT_THAT(cluster_->Run({"put", Path("w.npy"), "--as", "w", "--spec", "-,tp"}), Succeeded());
+  ASSERT_THAT(cluster_->Run({"put", Path("a.npy"), "--as", "b", "--spec", "-,-"}), Succeeded());
+
+  // Sampled elements of one product, whose sums go over tp.
+  const CommandResult product =
+      cluster_->Run({"matmul", Path("a.npy"), "w", "--transpose-b", "--verify", "--verify-samples",
+                     "6", "--trace", Path("product.json")});
+  ASSERT_EQ(product.exit_code, 0) << product.err;
+  EXPECT_THAT(product.out, AllOf(HasSubstr("\nVerified 6 elements of output 0: the largest error "),
+                                 HasSubstr("\nTimeline of 4 ranks: ")));
+  const json timeline = json::parse(ReadFile(Path("product.json")));
+  std::map<std::string, int> kinds;
+  std::map<int, int> ranks;
+  for (const json& event : timeline["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++kinds[event["cat"].get<std::string>()];
+    ++ranks[event["pid"].get<int>()];
+    EXPECT_GE(event["ts"].get<double>(), 0.0);
+  }
+  EXPECT_EQ(ranks.size(), 4u);
+  EXPECT_GE(kinds["instruction"], 8) << "each rank multiplies and adds up";
+  EXPECT_GE(kinds["kernel"], 4);
+  EXPECT_GE(kinds["send"], 4);
+
+  // A layer of two parts, recomputed as a whole.
+  const CommandResult layer = cluster_->Run({"linear",
+                                             "--input",
+                                             "b",
+                                             "--weight",
+                                             "w",
+                                             "--weight",
+                                             Path("k.npy"),
+                                             "--activation",
+                                             "gelu",
+                                             "--dtype",
+                                             "BF16",
+                                             "--axis",
+                                             "tp",
+                                             "--method",
+                                             "all-gather",
+                                             "--verify",
+                                             "--verify-samples",
+                                             "5",
+                                             "--trace",
+                                             Path("layer.json"),
+                                             "--output",
+                                             "json"});
+  ASSERT_EQ(layer.exit_code, 0) << layer.err;
+  const json verified = json::parse(layer.out)["verified"];
+  ASSERT_EQ(verified.size(), 2u) << layer.out;
+  EXPECT_EQ(verified[0]["checked"], 24);
+  EXPECT_EQ(verified[1]["checked"], 8);
+  EXPECT_EQ(verified[1]["outside"], 0);
+  EXPECT_GT(json::parse(layer.out)["trace"]["spans"], 0);
+
+  const CommandResult graph =
+      cluster_->Run({"run", WriteGraph(Path("graph.txtpb")), "--operand", "a=" + Path("a.npy"),
+                     "--operand", "b=b", "--operand", "w=w", "--verify", "--verify-samples", "9",
+                     "--trace", Path("graph.json")});
+  ASSERT_EQ(graph.exit_code, 0) << graph.err;
+  EXPECT_THAT(graph.out, AllOf(HasSubstr("\nVerified 32 elements of output 0: "),
+                               HasSubstr("\nVerified 24 elements of output 1: ")));
+  const CommandResult sum = cluster_->Run({"collective", "all-reduce", "b", "--axes", "tp",
+                                           "--trace", Path("sum.json"), "--output", "json"});
+  ASSERT_EQ(sum.exit_code, 0) << sum.err;
+  EXPECT_EQ(json::parse(sum.out)["trace"]["path"], Path("sum.json"));
+
+  ExpectRefused({{"a timeline in a folder that there is not",
+                  {"matmul", Path("a.npy"), "w", "--transpose-b", "--trace", Path("no/t.json")},
+                  "no/t.json"}});
+  EXPECT_EQ(cluster_->Run({"matmul", "b", "w", "--verify-samples", "3"}).exit_code, 2);
+  EXPECT_EQ(cluster_->Run({"matmul", "b", "w", "--verify", "--plan-only"}).exit_code, 2);
+}
+
 TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
   ASSERT_THAT(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}),
               Succeeded());

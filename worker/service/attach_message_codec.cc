@@ -99,6 +99,7 @@ internal::v1::AttachRequest Encode(StepResult from) {
   rpc::Encode(from.kernel_time, report->mutable_kernel_time());
   rpc::Encode(from.collective_time, report->mutable_collective_time());
   report->set_sent_bytes(from.sent_bytes);
+  if (from.trace.has_value()) rpc::Encode(*from.trace, report->mutable_trace());
   return request;
 }
 
@@ -169,6 +170,7 @@ absl::StatusOr<StepOrder> Decode(internal::v1::RunStep& from) {
   order.plan_hash = from.plan_hash();
   order.plan_bytes = std::move(*from.mutable_plan());
   order.return_literals = from.return_literals();
+  order.max_trace_spans = from.max_trace_spans();
   if (from.has_timeout()) {
     SHARDMESH_ASSIGN_OR_RETURN(order.timeout, rpc::Decode(from.timeout()));
   }

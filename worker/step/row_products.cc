@@ -55,8 +55,11 @@ absl::Status RowProducts::Multiply(int64_t rows, absl::Span<const char> lhs, abs
                           .out = out,
                           .packed = *packed_ != nullptr ? &(*packed_)->weights() : nullptr},
                          pause);
-  flops_ += 2 * spec.m * spec.n * spec.k;
-  elapsed_ += parts_.clock->Now() - started - turn.waited();
+  const int64_t flops = 2 * spec.m * spec.n * spec.k;
+  const absl::Duration elapsed = parts_.clock->Now() - started - turn.waited();
+  flops_ += flops;
+  elapsed_ += elapsed;
+  if (parts_.multiplied) parts_.multiplied(flops, turn.waited(), elapsed);
   return done;
 }
 

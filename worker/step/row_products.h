@@ -27,6 +27,11 @@ namespace shardmesh::worker {
 // A product whose right operand and bias are there. Used by one thread.
 class RowProducts {
  public:
+  // Called after each product, with its operations, the time for which it waited for its turns, and
+  // the time that it took besides.
+  using Multiplied =
+      std::function<void(int64_t flops, absl::Duration waited, absl::Duration elapsed)>;
+
   // All that `parts` points to outlives the object.
   struct Parts {
     MatmulKernel* kernel = nullptr;
@@ -34,6 +39,7 @@ class RowProducts {
     WeightCache* weights = nullptr;  // null: the right operand is never packed
     Clock* clock = nullptr;
     std::function<absl::Status()> abort_check;
+    Multiplied multiplied = nullptr;  // may be null
   };
   // `whole` is the spec of the product of all rows, with an lhs that is not transposed.
   struct Operands {

@@ -64,6 +64,8 @@ struct StepOrder {
   // Whether to report the elements of the outputs' tiles. If several ranks hold replicas of a tile,
   // only the rank with the first replica reports its elements.
   bool return_literals = false;
+  // The most spans to record for StepResult::trace; 0: none are recorded.
+  int64_t max_trace_spans = 0;
 };
 
 enum class StepOutcome {
@@ -94,6 +96,8 @@ struct StepResult {
   absl::Duration kernel_time = absl::ZeroDuration();
   absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
+  // What this rank did; set if kDone and StepOrder::max_trace_spans is above 0.
+  std::optional<RankTrace> trace = std::nullopt;
 };
 
 // Callbacks for metrics; each of them may be empty. Several of the executor's threads may call them

@@ -26,6 +26,7 @@
 #include "worker/step/rank_plan.h"
 #include "worker/step/row_products.h"
 #include "worker/step/step_block.h"
+#include "worker/step/step_tracer.h"
 #include "worker/step/tile_products.h"
 #include "worker/step/tile_update.h"
 #include "worker/step/undo_log.h"
@@ -63,14 +64,18 @@ absl::Span<char> Mutable(const LocalValue& value) {
 }
 
 // Forwards to a step's link. Tells the flight recorder for which peer the running instruction
-// waits.
+// waits. Records sends and waits for the step's timeline, if there is a tracer.
 class WatchedLink final : public Link {
  public:
-  WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
+  // `tracer` may be null.
+  WatchedLink(StepLink* link, FlightRecorder* recorder, StepTracer* tracer)
+      : link_(link), recorder_(recorder), tracer_(tracer) {}
 
-  // From now on, records each receive for the instruction that `ticket` identifies.
-  void Watch(FlightRecorder::Ticket ticket) {
+  // From now on, records each receive for the instruction that `ticket` identifies, with index `op`
+  // in the plan.
+  void Watch(FlightRecorder::Ticket ticket, int64_t op) {
     ticket_ = ticket;
+    op_ = op;
     peer_.store(kNone, std::memory_order_relaxed);
   }
   // Returns the last peer for which the instruction waited.
@@ -91,12 +96,22 @@ class WatchedLink final : public Link {
     return link_->Begin(op, std::move(signature));
   }
   absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override {
-    return link_->Send(peer, tag, std::move(message));
+    if (tracer_ == nullptr) return link_->Send(peer, tag, std::move(message));
+    const absl::Time started = tracer_->Now();
+    const auto size_bytes = static_cast<int64_t>(message.bytes.size());
+    const absl::Status sent = link_->Send(peer, tag, std::move(message));
+    Trace(TraceSpanKind::kSend, started, size_bytes, peer);
+    return sent;
   }
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline) override {
     WaitsFor(peer);
-    return link_->Receive(peer, tag, message_bytes, deadline);
+    if (tracer_ == nullptr) return link_->Receive(peer, tag, message_bytes, deadline);
+    const absl::Time started = tracer_->Now();
+    auto piece = link_->Receive(peer, tag, message_bytes, deadline);
+    const auto size_bytes = piece.ok() ? static_cast<int64_t>(piece->bytes.size()) : 0;
+    Trace(TraceSpanKind::kWait, started, size_bytes, peer);
+    return piece;
   }
   absl::StatusOr<std::optional<OwnedBytes>> TryReceive(DeviceId peer, const Tag& tag,
                                                        int64_t message_bytes) override {
@@ -107,9 +122,15 @@ class WatchedLink final : public Link {
  private:
   static constexpr DeviceId kNone = -1;
 
+  void Trace(TraceSpanKind kind, absl::Time started, int64_t size_bytes, DeviceId peer) {
+    tracer_->Add({.kind = kind, .op = op_, .started = started, .bytes = size_bytes, .peer = peer});
+  }
+
   StepLink* const link_;
   FlightRecorder* const recorder_;
+  StepTracer* const tracer_;
   FlightRecorder::Ticket ticket_ = 0;
+  int64_t op_ = 0;  // index of the running instruction
   std::atomic<DeviceId> peer_ = kNone;
 };
 
@@ -122,7 +143,8 @@ class RankStep {
         plan_(part.plan()),
         order_(*context.order),
         rank_(context.link->rank()),
-        link_(context.link, context.options->recorder),
+        tracer_(TracerOf(context)),
+        link_(context.link, context.options->recorder, tracer_.get()),
         result_(*result) {
     op_context_.threads = options_.kernel->threads();
   }
@@ -140,7 +162,9 @@ class RankStep {
       if (i == part_.memory().last) block_.reset();
     }
     SHARDMESH_RETURN_IF_ERROR(StageOutputs());
-    return StageUpdates();
+    SHARDMESH_RETURN_IF_ERROR(StageUpdates());
+    if (tracer_ != nullptr) result_.trace = tracer_->Take(rank_);
+    return absl::OkStatus();
   }
 
   // Returns the updates of the plan, in its order, after Run; those that were begun if it has
@@ -148,18 +172,28 @@ class RankStep {
   TileUpdates TakeUpdates() { return std::move(updates_); }
 
  private:
+  // Returns null if nobody asked for the step's timeline.
+  static std::unique_ptr<StepTracer> TracerOf(const StepRunContext& context) {
+    const int64_t max_spans = context.order->max_trace_spans;
+    if (max_spans <= 0) return nullptr;
+    return std::make_unique<StepTracer>(context.options->clock, max_spans);
+  }
+
   absl::Status RunRecorded(size_t op) {
     SHARDMESH_FAILPOINT("step.instruction");
     const Instruction& instruction = plan_.instructions[op];
     constants_ = &part_.instruction(op);
+    running_ = static_cast<int64_t>(op);
+    const absl::Time started = options_.clock->Now();
+    const int64_t sent_before = tracer_ == nullptr ? 0 : context_.link->sent_bytes();
     ticket_ = options_.recorder->Begin({.step = order_.sequence,
                                         .mesh_id = plan_.mesh_id,
                                         .rank = rank_,
-                                        .op = static_cast<int64_t>(op),
+                                        .op = running_,
                                         .what = instruction.label,
-                                        .started = options_.clock->Now()},
+                                        .started = started},
                                        constants_->sources);
-    link_.Watch(ticket_);
+    link_.Watch(ticket_, running_);
     absl::Status done = CheckAbort();
     if (done.ok() && op == part_.memory().first) done = AllocateBlock();
     if (done.ok()) done = Allocate(instruction.output);
@@ -168,6 +202,10 @@ class RankStep {
                         instruction.kind);
     }
     options_.recorder->End(ticket_, done, options_.clock->Now());
+    if (tracer_ != nullptr) {
+      tracer_->Add(
+          {.op = running_, .started = started, .bytes = context_.link->sent_bytes() - sent_before});
+    }
     return done;
   }
 
@@ -672,7 +710,7 @@ class RankStep {
       ++products;
       return options_.kernel->Run(spec, operands, pause);
     });
-    RecordKernel(2 * spec.m * spec.n * spec.k * products, started + turn.waited());
+    RecordKernel(2 * spec.m * spec.n * spec.k * products, started, turn.waited());
     return done;
   }
 
@@ -688,7 +726,7 @@ class RankStep {
     const absl::Status done =
         ApplyEpilogue(constants_->epilogue, in.content.bytes, bias, Mutable(out),
                       options_.kernel->threads(), [&turn] { return turn.PauseForOthers(); });
-    RecordKernel(out.tile().element_count(), started + turn.waited());
+    RecordKernel(out.tile().element_count(), started, turn.waited());
     return done;
   }
 
@@ -716,7 +754,7 @@ class RankStep {
     op_context_.abort_check = [&turn] { return turn.PauseForOthers(); };
     const absl::Status done = RunTensorOp(compute.op, bound, result, op_context_);
     op_context_.abort_check = nullptr;
-    RecordKernel(constants_->flops, started + turn.waited());
+    RecordKernel(constants_->flops, started, turn.waited());
     return done;
   }
 
@@ -793,7 +831,8 @@ class RankStep {
                           .turns = context_.turns,
                           .weights = context_.weights,
                           .clock = options_.clock,
-                          .abort_check = [this] { return CheckAbort(); }},
+                          .abort_check = [this] { return CheckAbort(); },
+                          .multiplied = TraceProducts()},
                          {.whole = constants_->matmul,
                           .rhs = rhs.content,
                           .bias = matmul.bias.has_value() ? values_[*matmul.bias].content.bytes
@@ -808,6 +847,14 @@ class RankStep {
     result_.collective_time -= products.elapsed();
     RecordKernelTime(products.flops(), products.elapsed());
     return done;
+  }
+
+  // Returns RowProducts::Parts::multiplied, which is null without a tracer.
+  RowProducts::Multiplied TraceProducts() {
+    if (tracer_ == nullptr) return nullptr;
+    return [this](int64_t flops, absl::Duration waited, absl::Duration elapsed) {
+      tracer_->AddKernel(running_, flops, waited, elapsed);
+    };
   }
 
   void ReportCollective(const GroupCollective& collective,
@@ -980,8 +1027,12 @@ class RankStep {
     return OwnedBytes{copy.bytes, copy.owner};
   }
 
-  void RecordKernel(int64_t flops, absl::Time started) {
-    RecordKernelTime(flops, options_.clock->Now() - started);
+  // Records a kernel that began to wait for its turn at `started`, waited for its turns for
+  // `waited`, and ends now.
+  void RecordKernel(int64_t flops, absl::Time started, absl::Duration waited) {
+    const absl::Duration elapsed = options_.clock->Now() - started - waited;
+    if (tracer_ != nullptr) tracer_->AddKernel(running_, flops, waited, elapsed);
+    RecordKernelTime(flops, elapsed);
   }
 
   void RecordKernelTime(int64_t flops, absl::Duration elapsed) {
@@ -1040,10 +1091,12 @@ class RankStep {
   const Plan& plan_;  // part_.plan()
   const StepOrder& order_;
   const DeviceId rank_;
+  const std::unique_ptr<StepTracer> tracer_;  // null unless the step's timeline is wanted
   WatchedLink link_;
   StepResult& result_;
   CopiedBytes copied_;                 // bytes that the running collective has copied so far
   FlightRecorder::Ticket ticket_ = 0;  // of the running instruction
+  int64_t running_ = 0;                // its index in the plan
   const RankInstruction* constants_ = nullptr;  // of the running instruction
   std::shared_ptr<StepBlock> block_;            // while temporaries use it; may be null
   TileUpdates updates_;                         // by index of the plan's update

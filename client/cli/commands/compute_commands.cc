@@ -44,6 +44,7 @@ struct ResultFlags {
   bool plan_only = false;  // show the plan, and run nothing
   // With plan_only, the number of compared plans to show; nullopt: only the plan that would run.
   std::optional<int32_t> candidates;
+  InspectFlags inspect;
 };
 
 Json StepJson(const StepResult& result, const ResultFlags& flags) {
@@ -65,7 +66,7 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
 
 // Saves and shows the result of the step. Requires that the step has exactly one result.
 absl::Status Finish(const Invocation& invocation, MeshClient* client, const StepResult& result,
-                    const ResultFlags& flags) {
+                    const ResultFlags& flags, const StepInspector& inspector) {
   const Array& array = result.outputs.front().array;
   if (!flags.path.empty()) {
     ProgressBar bar("gathering", invocation.quiet);
@@ -75,8 +76,10 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
             .status());
   }
   if (invocation.json) {
-    invocation.Print(StepJson(result, flags));
-    return absl::OkStatus();
+    Json json = StepJson(result, flags);
+    const absl::Status inspected = inspector.Inspect(result, &json);
+    invocation.Print(json);
+    return inspected;
   }
   std::cout << "Result: " << DtypeName(array.descriptor.dtype) << " "
             << FormatShape(array.descriptor.shape) << ", spec "
@@ -92,7 +95,7 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   }
   std::cout << "\n";
   PrintTimings(result);
-  return absl::OkStatus();
+  return inspector.Inspect(result, nullptr);
 }
 
 // Names --result-spec in an error about the op that gives the result this spec. The commands have
@@ -108,7 +111,7 @@ absl::Status ExplainResultSpec(const absl::Status& status, const ResultFlags& fl
 // memory. Such a result may be lost before it is gathered, because a worker or the coordinator was
 // replaced. In that case the step runs again, at most kMaxRuns times in all.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
-                          const ResultFlags& flags,
+                          const ResultFlags& flags, const StepInspector& inspector,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
   if (!flags.path.empty()) {
@@ -118,7 +121,7 @@ absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
   for (int runs = 1;; ++runs) {
     const absl::StatusOr<StepResult> result = run();
     if (!result.ok()) return ExplainResultSpec(result.status(), flags);
-    absl::Status finished = Finish(invocation, client, *result, flags);
+    absl::Status finished = Finish(invocation, client, *result, flags, inspector);
     const Reason reason = ReasonOf(finished);
     const bool is_lost = reason == Reason::kNotFound || reason == Reason::kArrayDegraded;
     if (!is_lost || !flags.name.empty() || runs == kMaxRuns) {
@@ -135,15 +138,23 @@ OutputOptions OutputOf(const ResultFlags& flags) {
   if (flags.spec.has_value()) {
     output.specs = {flags.spec};
   }
+  output.return_trace = !flags.inspect.trace_path.empty();
   return output;
+}
+
+// Returns the program of one op, whose inputs are the operands.
+Program ProgramOf(ProgramOp op, size_t operands) {
+  const auto result = static_cast<ValueIndex>(operands);
+  Program program{.operand_count = result, .ops = {}, .outputs = {result}};
+  program.ops.push_back(std::move(op));
+  return program;
 }
 
 // Shows the plan of one op on the given operands, without running the op.
 absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
                       const std::vector<Operand>& operands, const ResultFlags& flags) {
   const auto result = static_cast<ValueIndex>(operands.size());
-  Program program{.operand_count = result, .ops = {}, .outputs = {result}};
-  program.ops.push_back(std::move(op));
+  Program program = ProgramOf(std::move(op), operands.size());
   if (flags.spec.has_value()) {
     program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
     program.outputs = {result + 1};
@@ -283,7 +294,7 @@ LayerCall LayerOf(const LinearFlags& flags) {
 
 // Saves and shows the results of a layer of several parts.
 absl::Status FinishParts(const Invocation& invocation, MeshClient* client, const StepResult& result,
-                         const LinearFlags& flags) {
+                         const LinearFlags& flags, const StepInspector& inspector) {
   const auto text_of = [](const std::vector<std::string>& texts, size_t part) {
     return part < texts.size() ? texts[part] : std::string();
   };
@@ -313,22 +324,24 @@ absl::Status FinishParts(const Invocation& invocation, MeshClient* client, const
   if (invocation.json) {
     Json json = {{"parts", std::move(parts)}, {"sequence", result.sequence}};
     json.update(TimingsJson(result.timings));
+    const absl::Status inspected = inspector.Inspect(result, &json);
     invocation.Print(json);
-    return absl::OkStatus();
+    return inspected;
   }
   table.Print();
   PrintTimings(result);
-  return absl::OkStatus();
+  return inspector.Inspect(result, nullptr);
 }
 
 absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const LinearFlags& flags,
                       Operand input, std::vector<Operand> weights, std::vector<Operand> biases) {
-  const LinearLayerCall call{
+  LinearLayerCall call{
       .input = std::move(input),
       .weights = std::move(weights),
       .biases = std::move(biases),
       .layer = LayerOf(flags),
       .output = {.names = flags.names,
+                 .return_trace = !flags.result.inspect.trace_path.empty(),
                  .specs = std::vector<std::optional<PartitionSpec>>(
                      flags.result.spec.has_value() ? flags.results() : 0, flags.result.spec)}};
   if (flags.result.plan_only) {
@@ -340,8 +353,10 @@ absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const Li
     }
     return absl::OkStatus();
   }
+  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
+                             StepInspector::Create(flags.result.inspect, client, &call));
   if (flags.results() == 1) {
-    return RunAndFinish(invocation, client, flags.result,
+    return RunAndFinish(invocation, client, flags.result, inspector,
                         [&] { return client->compute().LinearLayer(call); });
   }
   for (const std::string& path : flags.paths) {
@@ -349,7 +364,7 @@ absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const Li
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().LinearLayer(call));
-  return FinishParts(invocation, client, result, flags);
+  return FinishParts(invocation, client, result, flags, inspector);
 }
 
 // Returns an Interruption that removes the temporary files of all paths; null if there are none.
@@ -396,24 +411,31 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
   if (!flags.scales.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(call.scales, OperandOf(invocation, client.get(), flags.scales));
   }
+  LinearOp op{.input = 0,
+              .weight = 1,
+              .weight_layout = call.weight_layout,
+              .activation = call.activation,
+              .scale = call.scale};
+  std::vector<Operand> operands = {call.input, call.weight};
+  if (call.bias.has_value()) {
+    op.bias = 2;
+    operands.push_back(*call.bias);
+  }
+  if (call.scales.has_value()) {
+    op.scales = static_cast<ValueIndex>(operands.size());
+    operands.push_back(*call.scales);
+  }
   if (flags.result.plan_only) {
-    LinearOp op{.input = 0,
-                .weight = 1,
-                .weight_layout = call.weight_layout,
-                .activation = call.activation,
-                .scale = call.scale};
-    std::vector<Operand> operands = {call.input, call.weight};
-    if (call.bias.has_value()) {
-      op.bias = 2;
-      operands.push_back(*call.bias);
-    }
-    if (call.scales.has_value()) {
-      op.scales = static_cast<ValueIndex>(operands.size());
-      operands.push_back(*call.scales);
-    }
     return ShowPlan(invocation, client.get(), op, operands, flags.result);
   }
-  return RunAndFinish(invocation, client.get(), flags.result,
+  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
+                             StepInspector::Create(flags.result.inspect, client.get(),
+                                                   ProgramOf(op, operands.size()), &operands));
+  call.input = operands[0];
+  call.weight = operands[1];
+  if (call.bias.has_value()) call.bias = operands[2];
+  if (call.scales.has_value()) call.scales = operands.back();
+  return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Linear(call); });
 }
 
@@ -430,19 +452,23 @@ absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand lhs, OperandOf(invocation, client.get(), flags.lhs));
   SHARDMESH_ASSIGN_OR_RETURN(Operand rhs, OperandOf(invocation, client.get(), flags.rhs));
-  const MatmulCall call{.lhs = std::move(lhs),
-                        .rhs = std::move(rhs),
+  const MatmulOp op{.lhs = 0,
+                    .rhs = 1,
+                    .transpose_lhs = flags.transpose_lhs,
+                    .transpose_rhs = flags.transpose_rhs};
+  std::vector<Operand> operands = {std::move(lhs), std::move(rhs)};
+  if (flags.result.plan_only) {
+    return ShowPlan(invocation, client.get(), op, operands, flags.result);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
+                             StepInspector::Create(flags.result.inspect, client.get(),
+                                                   ProgramOf(op, operands.size()), &operands));
+  const MatmulCall call{.lhs = operands[0],
+                        .rhs = operands[1],
                         .transpose_lhs = flags.transpose_lhs,
                         .transpose_rhs = flags.transpose_rhs,
                         .output = OutputOf(flags.result)};
-  if (flags.result.plan_only) {
-    const MatmulOp op{.lhs = 0,
-                      .rhs = 1,
-                      .transpose_lhs = call.transpose_lhs,
-                      .transpose_rhs = call.transpose_rhs};
-    return ShowPlan(invocation, client.get(), op, {call.lhs, call.rhs}, flags.result);
-  }
-  return RunAndFinish(invocation, client.get(), flags.result,
+  return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Matmul(call); });
 }
 
@@ -510,7 +536,9 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                           .order = call.order};
     return ShowPlan(invocation, client.get(), op, {call.input}, flags.result);
   }
-  return RunAndFinish(invocation, client.get(), flags.result,
+  SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
+                             StepInspector::Create(flags.result.inspect));
+  return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Collective(call); });
 }
 
@@ -527,7 +555,9 @@ void AddPlanOptions(CLI::App* command, ResultFlags* flags, bool is_product, CLI:
               "mesh axes and by links")
           ->excludes(out)
           ->excludes(as);
+  AddTraceOption(command, &flags->inspect, plan_only);
   if (!is_product) return;
+  AddVerifyOptions(command, &flags->inspect, plan_only);
   command
       ->add_option("--candidates", flags->candidates,
                    "with --plan-only, show that many of the plans that were compared, the fastest "

@@ -42,6 +42,7 @@ struct RunFlags {
   std::vector<std::string> names;  // OUTPUT=NAME
   std::string mesh_id;
   bool plan_only = false;
+  InspectFlags inspect;
 };
 
 // Splits texts such as `x=activations` at the first `=`. `flag` gave them.
@@ -190,7 +191,7 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
     bindings.operands.emplace(name, std::move(operand));
   }
   bindings.output_names.insert(texts.names.begin(), texts.names.end());
-  SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
+  SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, bindings));
   if (flags.plan_only) {
     SHARDMESH_ASSIGN_OR_RETURN(
         const CompiledProgram plan,
@@ -207,6 +208,10 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
     // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const StepInspector inspector,
+      StepInspector::Create(flags.inspect, client.get(), graph.program, &call.operands));
+  call.output.return_trace = inspector.needs_trace();
   // The step does not run again if a result is lost before it is gathered: it may change state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(call));
   for (const auto& [output, path] : texts.files) {
@@ -217,12 +222,14 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
             .GatherToNpy(ArraySelector::ById(found->array.descriptor.array_id), path, ShowOn(&bar))
             .status());
   }
-  if (invocation.json) {
-    invocation.Print(RunJson(graph, result, texts));
-  } else {
+  if (!invocation.json) {
     PrintRun(graph, result, texts);
+    return inspector.Inspect(result, nullptr);
   }
-  return absl::OkStatus();
+  Json json = RunJson(graph, result, texts);
+  const absl::Status inspected = inspector.Inspect(result, &json);
+  invocation.Print(json);
+  return inspected;
 }
 
 }  // namespace
@@ -249,11 +256,15 @@ void AddRunCommands(CommandLine* line) {
           ->allow_extra_args(false);
   run->add_option("--mesh", flags->mesh_id,
                   "name of the mesh, for a graph without arrays (default: that of the arrays)");
-  run->add_flag("--plan-only", flags->plan_only,
-                "run nothing; show the instructions, the memory that they take, and the bytes that "
-                "devices would send")
-      ->excludes(out)
-      ->excludes(as);
+  CLI::Option* const plan_only =
+      run->add_flag(
+             "--plan-only", flags->plan_only,
+             "run nothing; show the instructions, the memory that they take, and the bytes that "
+             "devices would send")
+          ->excludes(out)
+          ->excludes(as);
+  AddTraceOption(run, &flags->inspect, plan_only);
+  AddVerifyOptions(run, &flags->inspect, plan_only);
 }
 
 }  // namespace shardmesh::client

@@ -1,7 +1,10 @@
 // Operands of steps, and the reports of plans and steps.
 #include "client/cli/commands/step_report.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,7 +14,11 @@
 #include "client/cli/grammar.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
+#include "client/inspect/trace_events.h"
+#include "process/file.h"
+#include "program/flight_record.h"
 #include "program/program.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/literal.h"
@@ -63,6 +70,120 @@ absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* clie
   SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
                              client->arrays().PutTensors({&tensor, 1}, options));
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
+}
+
+void AddTraceOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only) {
+  command
+      ->add_option("--trace", flags->trace_path,
+                   "write what each rank did, and when, to this file, which ui.perfetto.dev opens")
+      ->excludes(plan_only);
+}
+
+void AddVerifyOptions(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only) {
+  CLI::Option* const verify =
+      command
+          ->add_flag(
+              "--verify", flags->verify,
+              "compare the results with a recomputation in F64, and fail if an error exceeds "
+              "its bound")
+          ->excludes(plan_only);
+  command
+      ->add_option("--verify-samples", flags->verify_options.samples,
+                   "with --verify, how many elements of a product are recomputed (default: 64); "
+                   "other programs are recomputed as a whole")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->needs(verify);
+}
+
+absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags) {
+  if (!flags.trace_path.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.trace_path).status());
+  }
+  return StepInspector(flags);
+}
+
+absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags, MeshClient* client,
+                                                    const Program& program,
+                                                    std::vector<Operand>* operands) {
+  SHARDMESH_ASSIGN_OR_RETURN(StepInspector inspector, Create(flags));
+  if (!flags.verify) return inspector;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      inspector.verifier_, StepVerifier::Create(client, program, *operands, flags.verify_options));
+  *operands = inspector.verifier_->operands();
+  return inspector;
+}
+
+absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags, MeshClient* client,
+                                                    LinearLayerCall* call) {
+  SHARDMESH_ASSIGN_OR_RETURN(StepInspector inspector, Create(flags));
+  if (!flags.verify) return inspector;
+  SHARDMESH_ASSIGN_OR_RETURN(inspector.verifier_, StepVerifier::CreateForLayer(client, *call));
+  const std::vector<Operand>& operands = inspector.verifier_->operands();
+  call->input = operands.front();
+  const size_t each = call->biases.empty() ? 1 : 2;  // operands of a part
+  for (size_t i = 0; i < call->weights.size(); ++i) call->weights[i] = operands[1 + i * each];
+  for (size_t i = 0; i < call->biases.size(); ++i) call->biases[i] = operands[2 + i * each];
+  return inspector;
+}
+
+absl::Status StepInspector::Inspect(const StepResult& result, Json* json) const {
+  if (!flags_.trace_path.empty()) SHARDMESH_RETURN_IF_ERROR(WriteTrace(result, json));
+  return verifier_.has_value() ? Verify(result, json) : absl::OkStatus();
+}
+
+absl::Status StepInspector::Verify(const StepResult& result, Json* json) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<VerifiedResult> verified, verifier_->Verify(result));
+  for (const VerifiedResult& one : verified) {
+    if (json != nullptr) {
+      (*json)["verified"].push_back({{"what", one.what},
+                                     {"checked", one.checked},
+                                     {"undetermined", one.undetermined},
+                                     {"outside", one.outside},
+                                     {"largest_error", one.largest_error},
+                                     {"bound", one.bound}});
+      continue;
+    }
+    std::cout << "Verified " << FormatCount(one.checked, "element") << " of " << one.what
+              << ": the largest error is " << one.largest_error << ", its bound " << one.bound
+              << "\n";
+    if (one.undetermined > 0) {
+      std::cout << "No bound is known for " << FormatCount(one.undetermined, "other element")
+                << " of " << one.what << "\n";
+    }
+  }
+  return CheckVerified(verified);
+}
+
+absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) const {
+  const std::string& path = flags_.trace_path;
+  const std::optional<StepTrace>& trace = result.timings.trace;
+  if (!trace.has_value()) {
+    return WithReason(
+        absl::UnimplementedError("the step has run, but the coordinator runs an older build, which "
+                                 "records no timelines; leave out --trace"),
+        Reason::kNotAvailable);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter writer, AtomicFileWriter::Create(path));
+  SHARDMESH_RETURN_IF_ERROR(writer.Append(TraceEventsOf(*trace, result.sequence)));
+  SHARDMESH_RETURN_IF_ERROR(writer.Finish());
+  int64_t spans = 0;
+  int64_t omitted = 0;
+  for (const RankTrace& rank : trace->ranks) {
+    spans += std::ssize(rank.spans);
+    omitted += rank.omitted_spans;
+  }
+  if (json != nullptr) {
+    (*json)["trace"] = {{"path", path}, {"spans", spans}, {"omitted_spans", omitted}};
+    return absl::OkStatus();
+  }
+  std::cout << "Timeline of " << FormatCount(std::ssize(trace->ranks), "rank") << ": "
+            << FormatCount(spans, "span") << ", written to " << path
+            << "; ui.perfetto.dev opens it\n";
+  if (omitted > 0) {
+    std::cout << FormatCount(omitted, "later span") << " " << (omitted == 1 ? "is" : "are")
+              << " left out\n";
+  }
+  return absl::OkStatus();
 }
 
 Json PlanJson(const CompiledProgram& plan) {

@@ -2,12 +2,18 @@
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_STEP_REPORT_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_STEP_REPORT_H_
 
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/command_line.h"
+#include "client/inspect/verify_step.h"
 #include "client/mesh_client.h"
 #include "client/types/step.h"
+#include "program/program.h"
 
 namespace shardmesh::client {
 
@@ -16,6 +22,55 @@ namespace shardmesh::client {
 // replicated on every device; the cluster releases that array when the command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text, const std::string& mesh_id = "");
+
+// The flags about a step that has run.
+struct InspectFlags {
+  std::string trace_path;  // file that gets the step's timeline; empty: none
+  bool verify = false;     // whether to compare the results with a recomputation
+  VerifyOptions verify_options = {};
+};
+
+// Adds --trace. `plan_only`: the option that runs no step.
+void AddTraceOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only);
+// Adds --verify and --verify-samples.
+void AddVerifyOptions(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only);
+
+// Finds out about one step what the flags ask for.
+//
+// Example:
+//   auto inspector = StepInspector::Create(flags, client, program, &call.operands);
+//   call.output.return_trace = inspector->needs_trace();
+//   ...  // run the step
+//   inspector->Inspect(result, &json);
+class StepInspector {
+ public:
+  // Call it before the step, which may take long. Checks that the file of the timeline can be
+  // written.
+  static absl::StatusOr<StepInspector> Create(const InspectFlags& flags);
+  // Also prepares the verification of a step of this program, or of the layer of `call`, if the
+  // flags ask for it. Replaces the names of operands by ids then. Errors are those of StepVerifier.
+  static absl::StatusOr<StepInspector> Create(const InspectFlags& flags, MeshClient* client,
+                                              const Program& program,
+                                              std::vector<Operand>* operands);
+  static absl::StatusOr<StepInspector> Create(const InspectFlags& flags, MeshClient* client,
+                                              LinearLayerCall* call);
+
+  bool needs_trace() const { return !flags_.trace_path.empty(); }
+
+  // Writes the timeline of the step, and verifies its results. Adds what it has found out to
+  // `json`; if `json` is null, prints it. UNIMPLEMENTED (NOT_AVAILABLE): the coordinator is an
+  // older build without timelines. Errors of CheckVerified: results are wrong.
+  absl::Status Inspect(const StepResult& result, Json* json) const;
+
+ private:
+  explicit StepInspector(InspectFlags flags) : flags_(std::move(flags)) {}
+
+  absl::Status WriteTrace(const StepResult& result, Json* json) const;
+  absl::Status Verify(const StepResult& result, Json* json) const;
+
+  InspectFlags flags_;
+  std::optional<StepVerifier> verifier_;
+};
 
 Json PlanJson(const CompiledProgram& plan);
 // Prints the plan's instructions, its memory, and the bytes that devices send.

@@ -118,6 +118,22 @@ TEST(AttachCodecTest, AReportBringsTilesTimesAndElements) {
   EXPECT_EQ(report.detail.kernel, absl::Milliseconds(3));
   EXPECT_EQ(report.detail.collective, absl::Milliseconds(5));
   EXPECT_THAT(report.detail.tile_bytes, ElementsAre(Pair("out", "data")));
+  EXPECT_FALSE(report.detail.trace.has_value());
+}
+
+TEST(AttachCodecTest, AReportBringsWhatTheRankDid) {
+  internal::v1::StepReport from = Done();
+  from.mutable_trace()->set_rank(1);
+  v1::TraceSpan* const span = from.mutable_trace()->add_spans();
+  span->set_kind(v1::TRACE_SPAN_KIND_WAIT);
+  span->set_peer_rank(3);
+  const RankReport report = DecodeReport("w1", from);
+  ASSERT_TRUE(report.detail.trace.has_value());
+  EXPECT_EQ(report.detail.trace->rank, 1);
+  ASSERT_EQ(report.detail.trace->spans.size(), 1u);
+  EXPECT_EQ(report.detail.trace->spans[0].peer, 3);
+  span->set_kind(v1::TRACE_SPAN_KIND_UNSPECIFIED);
+  EXPECT_THAT(DecodeReport("w1", from).status, StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST(AttachCodecTest, AReportThatCannotBeReadIsAFailure) {

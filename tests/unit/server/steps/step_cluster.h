@@ -34,6 +34,7 @@ class StepCluster : public ReadyCluster {
         .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
     report.detail.sent_bytes = 10;
     const internal::v1::RunStep told = Told();
+    if (told.max_trace_spans() > 0) report.detail.trace = RankTrace{.rank = rank, .spans = {{}}};
     for (const std::string& output : told.outputs()) {
       const std::string array_id = rpc::ParseArrayDescriptorBytes(output)->array_id;
       report.tiles.push_back({.array_id = array_id, .crc32c = 9});

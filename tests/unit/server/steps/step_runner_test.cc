@@ -441,6 +441,27 @@ TEST_F(StepRunnerTest, LiteralsGoToTheWorkersAndComeBackWhole) {
   EXPECT_EQ(answer->outputs(0).literal().data(), "AAAABBBBCCCCDDDD");
 }
 
+TEST_F(StepRunnerTest, ATimelineIsRecordedOnlyIfItIsAskedFor) {
+  Literal literal{.dtype = Dtype::kF32, .shape = {4}, .bytes = "0123456789abcdef"};
+  for (const bool return_trace : {false, true}) {
+    StepCall call = Call({{.value = literal}}, CollectiveKind::kReduceScatter);
+    call.request_id = StrCat("traced ", return_trace);
+    call.operands.mesh_id = "m";
+    call.outputs.return_trace = return_trace;
+    const std::unique_ptr<Ended> ended = Start(std::move(call));
+    EXPECT_EQ(Told().max_trace_spans(), return_trace ? kMaxRankSpans : 0);
+    const StepAnswer answer = Finish(*ended);
+    ASSERT_THAT(answer, IsOk());
+    EXPECT_EQ(answer->timings().has_trace(), return_trace);
+    if (!return_trace) continue;
+    const v1::StepTrace& trace = answer->timings().trace();
+    EXPECT_GE(trace.labels_size(), 1) << "of the plan's instructions";
+    ASSERT_EQ(trace.ranks_size(), 2);
+    EXPECT_EQ(trace.ranks(1).rank(), 1);
+    EXPECT_EQ(trace.ranks(1).spans_size(), 1);
+  }
+}
+
 // Arrays of callers would keep the coordinator from deleting these meshes.
 TEST_F(StepRunnerTest, RefusesAnAuxiliaryMeshForItsResults) {
   for (const std::string name : {"m.replicas-0123456789ab", "m.resize-0123456789ab"}) {

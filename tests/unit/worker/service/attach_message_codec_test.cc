@@ -128,6 +128,9 @@ TEST(AttachMessageCodecTest, OnlyAFailedStepHasAnErrorAndSomebodyToBlame) {
   EXPECT_EQ(done.outputs(0).data(), "data");
   EXPECT_FALSE(done.has_error());
   EXPECT_EQ(done.blamed_identity(), "");
+  EXPECT_FALSE(done.has_trace());
+  result.trace = RankTrace{.rank = 1, .spans = {{.op = 4}}};
+  EXPECT_EQ(Encode(result).step_report().trace().spans(0).instruction(), 4u);
   result.outcome = StepOutcome::kFailed;
   const internal::v1::StepReport failed = Encode(result).step_report();
   EXPECT_EQ(failed.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
@@ -187,6 +190,7 @@ TEST(AttachMessageCodecTest, DecodesAStepAndMovesItsBytes) {
   step.set_plan_hash("hash");
   step.set_plan("plan");
   step.set_return_literals(true);
+  step.set_max_trace_spans(12);
   step.add_operands()->set_array_id("a");
   step.mutable_operands(0)->set_donate(true);
   const std::string descriptor = rpc::ArrayDescriptorBytes(FourOnMesh("out"));
@@ -200,6 +204,7 @@ TEST(AttachMessageCodecTest, DecodesAStepAndMovesItsBytes) {
   EXPECT_EQ(order->plan_hash, "hash");
   EXPECT_EQ(order->plan_bytes, "plan");
   EXPECT_TRUE(order->return_literals);
+  EXPECT_EQ(order->max_trace_spans, 12);
   EXPECT_EQ(order->timeout, absl::Seconds(4));
   ASSERT_THAT(order->operands, SizeIs(1));
   EXPECT_TRUE(order->operands[0].donate);

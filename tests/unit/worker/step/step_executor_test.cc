@@ -405,12 +405,19 @@ TEST_P(StepExecutorTest, FusedExchangesHaveTheBitsOfThePlainPlan) {
         EXPECT_TRUE(std::holds_alternative<MatmulScatter>(plan->instructions[1].kind));
       }
       OrderPlan(++sequence, *plan);
+      order_.max_trace_spans = kMaxRankSpans;
       RunOnAll();
       const Tensor out = Assemble();
       for (DeviceId device = 0; device < mesh().size(); ++device) {
         const StepResult result = Await(device);
         EXPECT_EQ(result.sent_bytes, ForecastBytes(device)) << "rank " << device;
         EXPECT_GE(result.collective_time, absl::ZeroDuration());
+        ASSERT_TRUE(result.trace.has_value());
+        absl::Duration kernels;
+        for (const TraceSpan& span : result.trace->spans) {
+          if (span.kind == TraceSpanKind::kKernel) kernels += span.elapsed;
+        }
+        EXPECT_EQ(kernels, result.kernel_time) << "of each product, fused or not";
       }
       if (!may_overlap) {
         plain = out.elements;
@@ -791,6 +798,60 @@ TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   EXPECT_TRUE(flights[0].outcome.ok());
   EXPECT_GT(Await(0).sent_bytes, 0);
   EXPECT_EQ(Await(0).sent_bytes, ForecastBytes(0));
+}
+
+// The spans of this kind, of all instructions.
+int64_t CountOf(const RankTrace& trace, TraceSpanKind kind) {
+  return std::count_if(trace.spans.begin(), trace.spans.end(),
+                       [&](const TraceSpan& span) { return span.kind == kind; });
+}
+
+TEST_P(StepExecutorTest, ATracedStepTellsWhatEachRankDidAndAnotherOneNothing) {
+  StartMesh("x=2");
+  Put("input", Tensor::Random({64, 128}, 1), SpecOf({"", "x"}));
+  Put("weight", Tensor::Random({128, 32}, 2), SpecOf({"x", ""}));
+  const Program product = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  Order(1, product);
+  order_.max_trace_spans = kMaxRankSpans;
+  const absl::Time before = absl::Now();
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    SCOPED_TRACE(StrCat("rank ", device));
+    const StepResult result = Await(device);
+    ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+    ASSERT_TRUE(result.trace.has_value());
+    const RankTrace& trace = *result.trace;
+    EXPECT_EQ(trace.rank, device);
+    EXPECT_GE(trace.started, before - absl::Milliseconds(1));
+    EXPECT_LE(trace.started, absl::Now());
+    EXPECT_EQ(CountOf(trace, TraceSpanKind::kInstruction), 2) << "product and all-reduce";
+    EXPECT_EQ(CountOf(trace, TraceSpanKind::kKernel), 1);
+    EXPECT_GE(CountOf(trace, TraceSpanKind::kSend), 1);
+    int64_t sent_bytes = 0;
+    int64_t instruction_bytes = 0;
+    for (const TraceSpan& span : trace.spans) {
+      EXPECT_GE(span.start, absl::ZeroDuration());
+      EXPECT_GE(span.elapsed, absl::ZeroDuration());
+      if (span.kind == TraceSpanKind::kKernel) {
+        EXPECT_EQ(span.flops, 2 * 64 * 64 * 32);
+      }
+      if (span.kind == TraceSpanKind::kSend) {
+        sent_bytes += span.bytes;
+        EXPECT_EQ(span.peer, 1 - device);
+      }
+      if (span.kind == TraceSpanKind::kInstruction) instruction_bytes += span.bytes;
+    }
+    EXPECT_EQ(sent_bytes, result.sent_bytes);
+    EXPECT_EQ(instruction_bytes, result.sent_bytes);
+    ASSERT_TRUE(rank(device).executor->Commit(1).ok());
+  }
+  Order(2, product);
+  order_.max_trace_spans = 0;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    EXPECT_FALSE(Await(device, 2).trace.has_value());
+  }
 }
 
 TEST_P(StepExecutorTest, CollectivesAlongAnyDimensionEqualTheirDefinition) {

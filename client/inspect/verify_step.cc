@@ -1,0 +1,357 @@
+// StepVerifier: gets operands and results, and compares.
+#include "client/inspect/verify_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "client/inspect/reference_ops.h"
+#include "program/graph/layer_program.h"
+#include "program/product_layout.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh::client {
+namespace {
+
+// Counts the elements of one result that are as expected, and those that are not.
+class ElementComparison {
+ public:
+  explicit ElementComparison(std::string what) : result_{.what = std::move(what)} {}
+
+  // `index_of()` gives the element's index, one number for each dimension.
+  template <typename IndexOf>
+  void Add(double element, BoundedNumber expected, IndexOf index_of) {
+    if (!std::isfinite(expected.bound)) {
+      ++result_.undetermined;
+      return;
+    }
+    ++result_.checked;
+    const bool is_nan = std::isnan(element) && std::isnan(expected.value);
+    if (is_nan || element == expected.value) return;
+    const double error = std::abs(element - expected.value);
+    if (!(error <= expected.bound)) {
+      ++result_.outside;
+      if (!result_.first_outside.has_value()) {
+        result_.first_outside = {.index = index_of(),
+                                 .element = element,
+                                 .expected = expected.value,
+                                 .bound = expected.bound};
+      }
+    }
+    if (std::isfinite(error) && error > result_.largest_error) {
+      result_.largest_error = error;
+      result_.bound = expected.bound;
+    }
+  }
+
+  VerifiedResult Result() && { return std::move(result_); }
+
+ private:
+  VerifiedResult result_;
+};
+
+// Returns the coordinates of an element by its number in row-major order.
+std::vector<int64_t> IndexOf(int64_t number, absl::Span<const int64_t> shape) {
+  std::vector<int64_t> index(shape.size());
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    index[dim] = number % shape[dim];
+    number /= shape[dim];
+  }
+  return index;
+}
+
+// Returns the product if the program has nothing else that changes elements.
+std::optional<ReferenceProduct> OnlyProductOf(const Program& program) {
+  if (program.ops.empty() || program.outputs.size() != 1 || !program.updates.empty() ||
+      program.outputs.front() < program.operand_count) {
+    return std::nullopt;
+  }
+  for (size_t i = 1; i < program.ops.size(); ++i) {
+    const auto* const reshard = std::get_if<ReshardOp>(&program.ops[i]);
+    if (reshard == nullptr || reshard->input < program.operand_count) return std::nullopt;
+  }
+  return ProductOf(program.ops.front());
+}
+
+absl::Status RefusePartialSums(const ArrayDescriptor& array, size_t operand) {
+  if (array.spec.unreduced().empty()) return absl::OkStatus();
+  return WithReason(
+      absl::UnimplementedError(StrCat("operand ", operand, " holds partial sums along ",
+                                      StrJoin(array.spec.unreduced(), ","),
+                                      ", which are not verified; reduce it first, or leave out "
+                                      "the verification")),
+      Reason::kNotAvailable);
+}
+
+ArraySlice SliceOf(const Tile& tile) {
+  ArraySlice slice;
+  for (const IndexRange& range : tile.ranges) {
+    slice.push_back({.start = range.start, .stop = range.stop});
+  }
+  return slice;
+}
+
+// Returns the part of an operand that the element of a product at `index` needs: all elements along
+// the contracted dimension.
+Tile VectorOf(const ProductDims& dims, ProductSide side, const Shape& shape,
+              absl::Span<const int64_t> index) {
+  Tile tile = Tile::Whole(shape);
+  for (size_t dim = 0; dim + 1 < dims.size(); ++dim) {
+    const std::optional<size_t> own = dims[dim].On(side);
+    if (own.has_value()) tile.ranges[*own] = {index[dim], index[dim] + 1};
+  }
+  // Dimensions of extent 1 that are broadcast are whole.
+  return tile;
+}
+
+ContractedVector VectorOf(const BoundedTensor& tensor) { return {tensor.values, tensor.bounds}; }
+
+}  // namespace
+
+std::vector<int64_t> SampleIndices(int64_t total, int64_t count, uint64_t seed) {
+  std::vector<int64_t> indices;
+  if (count >= total) {
+    for (int64_t i = 0; i < total; ++i) indices.push_back(i);
+    return indices;
+  }
+  std::set<int64_t> chosen = {0};
+  if (count > 1) chosen.insert(total - 1);
+  std::mt19937_64 random(seed);
+  while (static_cast<int64_t>(chosen.size()) < count) {
+    chosen.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(total)));
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+VerifiedResult CompareElements(std::string what, const BoundedTensor& elements,
+                               const BoundedTensor& expected) {
+  ElementComparison comparison(std::move(what));
+  for (size_t i = 0; i < elements.size(); ++i) {
+    comparison.Add(elements.values[i], {expected.values[i], expected.bound(i)},
+                   [&] { return IndexOf(static_cast<int64_t>(i), expected.shape); });
+  }
+  return std::move(comparison).Result();
+}
+
+absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Program& program,
+                                                  absl::Span<const Operand> operands,
+                                                  const VerifyOptions& verify_options,
+                                                  const CallOptions& options) {
+  StepVerifier verifier;
+  verifier.client_ = client;
+  verifier.verify_options_ = verify_options;
+  SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options).status());
+  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
+  return verifier;
+}
+
+absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
+                                                          const LinearLayerCall& call,
+                                                          const CallOptions& options) {
+  StepVerifier verifier;
+  verifier.client_ = client;
+  std::vector<Operand> operands = {call.input};
+  for (size_t i = 0; i < call.weights.size(); ++i) {
+    operands.push_back(call.weights[i]);
+    if (i < call.biases.size()) operands.push_back(call.biases[i]);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Found found, verifier.Find(operands, options));
+  if (!found.mesh.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer,
+                               client->layouts().DescribeMesh({}, options));
+    found.mesh = answer.mesh;
+  }
+  LayerCall layer = call.layer;
+  layer.options.layer.use_bias = !call.biases.empty();
+  SHARDMESH_ASSIGN_OR_RETURN(const Program program,
+                             ProgramOfLayer(layer, found.described, *found.mesh));
+  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
+  return verifier;
+}
+
+absl::StatusOr<StepVerifier::Found> StepVerifier::Find(absl::Span<const Operand> operands,
+                                                       const CallOptions& options) {
+  Found found;
+  for (const Operand& operand : operands) {
+    Operand& own = operands_.emplace_back(operand);
+    ValueDescriptor& described = found.described.emplace_back();
+    if (const auto* const literal = std::get_if<Literal>(&operand.value)) {
+      described = {.dtype = literal->dtype, .shape = literal->shape, .spec = PartitionSpec()};
+    } else {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const Array array,
+          client_->arrays().DescribeArray(std::get<ArraySelector>(operand.value), options));
+      const ArrayDescriptor& from = array.descriptor;
+      SHARDMESH_RETURN_IF_ERROR(RefusePartialSums(from, types_.size()));
+      described = {.dtype = from.dtype,
+                   .shape = from.shape,
+                   .spec = from.spec,
+                   .cut_points = from.cut_points};
+      found.mesh = from.mesh;
+      own.value = ArraySelector::ById(from.array_id);
+    }
+    types_.push_back({described.dtype, described.shape});
+  }
+  return found;
+}
+
+absl::Status StepVerifier::Prepare(const Program& program, const CallOptions& options) {
+  program_ = program;
+  SHARDMESH_ASSIGN_OR_RETURN(types_, TypesOfValues(program, types_));
+  product_ = OnlyProductOf(program);
+  // Rows of a donated operand cannot be got after the step.
+  const bool is_donated = std::any_of(operands_.begin(), operands_.end(),
+                                      [](const Operand& operand) { return operand.donate; });
+  if (is_donated) product_.reset();
+  if (product_.has_value()) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(CheckReferenceSize(program, types_));
+  for (const Operand& operand : operands_) {
+    SHARDMESH_ASSIGN_OR_RETURN(elements_.emplace_back(), Elements(operand, options));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BoundedTensorPtr> StepVerifier::Elements(const Operand& operand,
+                                                        const CallOptions& options,
+                                                        const std::optional<Tile>& part) const {
+  if (const auto* const literal = std::get_if<Literal>(&operand.value)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView whole,
+                               TensorView::Create(literal->dtype, literal->shape, literal->bytes));
+    if (!part.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor all, ExactTensor(whole));
+      return std::make_shared<const BoundedTensor>(std::move(all));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                               PackedSizeBytes(literal->dtype, part->element_count()));
+    std::string bytes(static_cast<size_t>(size_bytes), '\0');
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(whole, *part, 0, absl::MakeSpan(bytes)));
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
+                               TensorView::Create(literal->dtype, part->shape(), bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor elements, ExactTensor(view));
+    return std::make_shared<const BoundedTensor>(std::move(elements));
+  }
+  const auto& array = std::get<ArraySelector>(operand.value);
+  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor gathered,
+                             part.has_value()
+                                 ? client_->arrays().Gather(array, SliceOf(*part), nullptr, options)
+                                 : client_->arrays().Gather(array, nullptr, options));
+  SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor elements, ExactTensor(gathered.view()));
+  return std::make_shared<const BoundedTensor>(std::move(elements));
+}
+
+absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& result,
+                                                           const CallOptions& options) const {
+  const ReferenceProduct& product = *product_;
+  const Shape& lhs_shape = types_[product.lhs].shape;
+  const Shape& rhs_shape = types_[product.rhs].shape;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const ProductDims dims,
+      ProductDimsOf(lhs_shape, product.transpose_lhs, rhs_shape, product.transpose_rhs));
+  const ArrayDescriptor& out = result.outputs.front().array.descriptor;
+  const Operand out_operand(ArraySelector::ById(out.array_id));
+  const bool is_contracted = dims.back().extent > 0;
+  const ProductEnd end = {
+      .scale = product.scale, .activation = product.activation, .dtype = out.dtype};
+  BoundedTensorPtr bias;
+  if (product.bias.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(bias, Elements(operands_[*product.bias], options));
+  }
+  const int64_t columns = out.shape.back();
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t count, ElementCount(out.shape));
+  const int64_t rows = columns == 0 ? 0 : count / columns;
+  // About as many rows as columns, and more of one where there are few of the other.
+  const auto divided = [](int64_t a, int64_t b) { return b == 0 ? 0 : (a + b - 1) / b; };
+  const int64_t samples = std::max<int64_t>(verify_options_.samples, 1);
+  const auto side = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(samples))));
+  const int64_t sampled_columns = std::min(columns, divided(samples, std::min(rows, side)));
+  const std::vector<int64_t> sampled =
+      SampleIndices(rows, std::min(rows, divided(samples, sampled_columns)), verify_options_.seed);
+  const std::vector<int64_t> column_indices =
+      SampleIndices(columns, sampled_columns, verify_options_.seed + 1);
+
+  const BoundedTensorPtr nothing = std::make_shared<const BoundedTensor>();
+  std::map<std::string, BoundedTensorPtr> vectors;  // of the right operand, by their tiles
+  const auto vector = [&](ProductSide of,
+                          absl::Span<const int64_t> index) -> absl::StatusOr<BoundedTensorPtr> {
+    const bool is_lhs = of == ProductSide::kLhs;
+    if (!is_contracted) return nothing;
+    const Tile tile = VectorOf(dims, of, is_lhs ? lhs_shape : rhs_shape, index);
+    if (is_lhs) return Elements(operands_[product.lhs], options, tile);
+    BoundedTensorPtr& known = vectors[tile.ToString()];
+    if (known == nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(known, Elements(operands_[product.rhs], options, tile));
+    }
+    return known;
+  };
+  ElementComparison comparison("output 0");
+  for (const int64_t row : sampled) {
+    std::vector<int64_t> index = IndexOf(row * columns, out.shape);
+    Tile out_row = Tile::Whole(out.shape);
+    for (size_t dim = 0; dim + 1 < index.size(); ++dim) {
+      out_row.ranges[dim] = {index[dim], index[dim] + 1};
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
+                               Elements(out_operand, options, out_row));
+    SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr lhs, vector(ProductSide::kLhs, index));
+    for (const int64_t column : column_indices) {
+      index.back() = column;
+      SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr rhs, vector(ProductSide::kRhs, index));
+      const auto place = static_cast<size_t>(column);
+      BoundedNumber added;
+      if (bias != nullptr) added = {bias->values[place], bias->bound(place)};
+      comparison.Add(elements->values[place],
+                     ProductElement(VectorOf(*lhs), VectorOf(*rhs), added, end),
+                     [&] { return index; });
+    }
+  }
+  return std::move(comparison).Result();
+}
+
+absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::Verify(const StepResult& result,
+                                                                 const CallOptions& options) const {
+  std::vector<VerifiedResult> verified;
+  if (product_.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(verified.emplace_back(), VerifyProduct(result, options));
+    return verified;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<BoundedTensorPtr> values,
+                             ReferenceValues(program_, types_, elements_));
+  for (size_t i = 0; i < program_.outputs.size(); ++i) {
+    const std::string& array_id = result.outputs[i].array.descriptor.array_id;
+    SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
+                               Elements(ArraySelector::ById(array_id), options));
+    verified.push_back(
+        CompareElements(StrCat("output ", i), *elements, *values[program_.outputs[i]]));
+  }
+  for (const StateUpdate& update : program_.updates) {
+    SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
+                               Elements(operands_[update.operand], options));
+    verified.push_back(CompareElements(StrCat("the new elements of operand ", update.operand),
+                                       *elements, *values[update.value]));
+  }
+  return verified;
+}
+
+absl::Status CheckVerified(absl::Span<const VerifiedResult> results) {
+  for (const VerifiedResult& result : results) {
+    if (!result.first_outside.has_value()) continue;
+    const VerifiedResult::Element& element = *result.first_outside;
+    return absl::DataLossError(
+        StrCat("element [", StrJoin(element.index, ", "), "] of ", result.what, " is ",
+               element.element, "; a recomputation in F64 gives ", element.expected,
+               ", and the bound of the error is ", element.bound, "; ", result.outside, " of ",
+               result.checked, " compared elements are beyond their bounds"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,238 @@
+// Reference results of ops beside those of workers: within the bounds, which are not much larger
+// than the errors that can be.
+#include "client/inspect/reference_ops.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::StatusIs;
+using ::shardmesh::worker::op_test::Made;
+using ::shardmesh::worker::op_test::Random;
+using ::shardmesh::worker::op_test::RunOp;
+using ::shardmesh::worker::op_test::TestTile;
+using ::shardmesh::worker::op_test::ValuesOf;
+
+BoundedTensor Exact(const TestTile& tile) {
+  return *ExactTensor(*TensorView::Create(tile.dtype, tile.shape, absl::MakeConstSpan(tile.bytes)));
+}
+
+struct Case {
+  std::string name;
+  TensorOp op;
+  std::vector<TestTile> inputs;
+  // The largest bound beside an element of magnitude 1 or less, in units of the type's roundoff.
+  double units = 64;
+};
+
+std::vector<TestTile> Two(Dtype dtype) {
+  return {Random(dtype, {3, 4, 5}, 1), Random(dtype, {4, 1}, 2)};
+}
+
+std::vector<Case> CasesOf(Dtype dtype) {
+  std::vector<Case> cases;
+  for (const MapFunction function : AllMapFunctions()) {
+    Case c{.name = std::string(MapFunctionName(function)), .op = {}, .inputs = Two(dtype)};
+    c.inputs.resize(InputCountOf(function));
+    // Away from the poles of the functions.
+    if (function == MapFunction::kLog || function == MapFunction::kSqrt ||
+        function == MapFunction::kRsqrt || function == MapFunction::kDivide) {
+      TestTile& last = c.inputs.back();
+      std::vector<double> values = ValuesOf(last);
+      for (double& value : values) value = std::abs(value) + 0.5;
+      last = Made(dtype, last.shape, values);
+    }
+    c.op = MapOp{.function = function, .inputs = std::vector<ValueIndex>(c.inputs.size(), 0)};
+    cases.push_back(std::move(c));
+  }
+  const TestTile x = Random(dtype, {2, 3, 16}, 3);
+  const TestTile feature = Random(dtype, {16}, 4);
+  for (const NormKind kind : {NormKind::kRms, NormKind::kLayer, NormKind::kL2}) {
+    cases.push_back({.name = StrCat("norm ", static_cast<int>(kind)),
+                     .op = NormOp{.kind = kind, .weight = 1, .bias = 2},
+                     .inputs = {x, feature, feature},
+                     .units = 512});
+  }
+  const TestTile mask = Made(Dtype::kI32, {3, 16}, std::vector<double>(48, 1));
+  TestTile holes = mask;
+  holes = Made(Dtype::kI32, {3, 16}, [] {
+    std::vector<double> values(48, 1);
+    for (size_t i = 0; i < 20; ++i) values[i] = 0;  // a row is masked out
+    return values;
+  }());
+  cases.push_back({.name = "softmax", .op = SoftmaxOp{.scale = 0.5F}, .inputs = {x}});
+  cases.push_back({.name = "masked softmax", .op = SoftmaxOp{.mask = 1}, .inputs = {x, holes}});
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean, Reduction::kMax}) {
+    cases.push_back({.name = StrCat("reduce ", static_cast<int>(reduction)),
+                     .op = ReduceOp{.reduction = reduction, .dimensions = {0, 2}},
+                     .inputs = {x},
+                     .units = 2048});
+  }
+  const TestTile positions = Made(Dtype::kI32, {2, 3}, {0, 1, 2, 5, 3, -1});
+  const TestTile heads = Random(dtype, {2, 3, 4, 8}, 5);
+  for (const bool is_interleaved : {false, true}) {
+    cases.push_back({.name = StrCat("rotary ", is_interleaved),
+                     .op = RotaryOp{.is_interleaved = is_interleaved},
+                     .inputs = {heads, positions, Made(Dtype::kF32, {4}, {1, 0.5, 0.25, 0.1})},
+                     .units = 128});
+  }
+  cases.push_back({.name = "embedding",
+                   .op = EmbeddingOp{},
+                   .inputs = {Random(dtype, {5, 8}, 6), Made(Dtype::kI32, {2, 2}, {4, -1, 0, 5})}});
+  const TestTile keys = Random(dtype, {2, 6, 2, 8}, 7);
+  cases.push_back({.name = "attention",
+                   .op = AttentionOp{.positions = 3, .mask = 4, .scale = 0.35F},
+                   .inputs = {heads, keys, Random(dtype, {2, 6, 2, 8}, 8), positions,
+                              Made(Dtype::kI32, {2, 6}, {1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1})}});
+  cases.push_back({.name = "attention to all rows",
+                   .op = AttentionOp{.scale = 0.35F},
+                   .inputs = {heads, keys, Random(dtype, {2, 6, 2, 8}, 8)}});
+  cases.push_back(
+      {.name = "top-k", .op = TopKOp{.count = 3, .gives_indices = false}, .inputs = {x}});
+  cases.push_back(
+      {.name = "transpose", .op = TransposeOp{.permutation = {2, 0, 1}}, .inputs = {x}});
+  cases.push_back({.name = "slice",
+                   .op = SliceOp{.starts = {0, 1, 2}, .limits = {2, 3, 15}, .steps = {1, 1, 3}},
+                   .inputs = {x}});
+  cases.push_back({.name = "concatenate",
+                   .op = ConcatenateOp{.inputs = {0, 1}, .dimension = 1},
+                   .inputs = {x, Random(dtype, {2, 5, 16}, 9)}});
+  cases.push_back({.name = "reshape", .op = ReshapeOp{.shape = {6, 16}}, .inputs = {x}});
+  cases.push_back({.name = "update rows",
+                   .op = UpdateRowsOp{},
+                   .inputs = {Random(dtype, {2, 4, 6}, 10), Random(dtype, {2, 3, 6}, 11),
+                              Made(Dtype::kI32, {2, 3}, {0, 3, 3, 4, -1, 2})}});
+  cases.push_back({.name = "convert", .op = ConvertOp{.dtype = Dtype::kBF16}, .inputs = {x}});
+  return cases;
+}
+
+// The reference for inputs whose elements may be `error` from their values.
+BoundedTensor ReferenceOf(const Case& c, double error) {
+  std::mt19937 random(12);
+  std::vector<BoundedTensorPtr> inputs;
+  std::vector<TensorType> types;
+  for (const TestTile& tile : c.inputs) {
+    BoundedTensor tensor = Exact(tile);
+    types.push_back({tile.dtype, tile.shape});
+    if (error > 0 && IsFloat(tile.dtype)) {
+      tensor.bounds.assign(tensor.size(), error);
+      for (double& value : tensor.values) {
+        value += error * (static_cast<double>(random()) * 0x1p-31 - 1);
+      }
+    }
+    inputs.push_back(std::make_shared<const BoundedTensor>(std::move(tensor)));
+  }
+  const absl::StatusOr<TensorType> type = ResultTypeOf(c.op, types);
+  EXPECT_TRUE(type.ok()) << type.status();
+  absl::StatusOr<BoundedTensor> result = ReferenceResult(c.op, *type, inputs);
+  EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->shape, type->shape);
+  return *std::move(result);
+}
+
+class ReferenceOpsTest : public testing::TestWithParam<Dtype> {};
+
+INSTANTIATE_TEST_SUITE_P(All, ReferenceOpsTest,
+                         testing::Values(Dtype::kF32, Dtype::kBF16, Dtype::kF16),
+                         [](const auto& info) { return std::string(DtypeName(info.param)); });
+
+TEST_P(ReferenceOpsTest, ResultsOfWorkersAreWithinTheBounds) {
+  for (const Case& c : CasesOf(GetParam())) {
+    SCOPED_TRACE(c.name);
+    const TestTile made = RunOp(c.op, c.inputs);
+    const std::vector<double> elements = ValuesOf(made);
+    const BoundedTensor reference = ReferenceOf(c, 0);
+    ASSERT_EQ(reference.size(), elements.size());
+    const double unit = PrecisionOf(made.dtype).roundoff;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      ASSERT_LE(std::abs(elements[i] - reference.values[i]), reference.bound(i))
+          << "element " << i << " is " << elements[i] << ", not " << reference.values[i];
+      // Functions of a BF16 are computed in F32, so that the rounding of the result dominates.
+      ASSERT_LE(reference.bound(i), c.units * unit * std::max(std::abs(elements[i]), 1.0))
+          << "element " << i << " is " << elements[i];
+    }
+  }
+}
+
+TEST_P(ReferenceOpsTest, BoundsHaveTheErrorsOfInputs) {
+  for (const Case& c : CasesOf(GetParam())) {
+    SCOPED_TRACE(c.name);
+    const std::vector<double> elements = ValuesOf(RunOp(c.op, c.inputs));
+    const BoundedTensor reference = ReferenceOf(c, 1e-3);
+    ASSERT_EQ(reference.size(), elements.size());
+    for (size_t i = 0; i < elements.size(); ++i) {
+      ASSERT_LE(std::abs(elements[i] - reference.values[i]), reference.bound(i))
+          << "element " << i << " is " << elements[i] << ", not " << reference.values[i];
+      ASSERT_LE(reference.bound(i), 2.0) << "element " << i;
+    }
+  }
+}
+
+TEST(ReferenceOpsTest, IntegersWrapAndAreExact) {
+  const Case add{
+      .name = "add",
+      .op = MapOp{.function = MapFunction::kAdd, .inputs = {0, 1}},
+      .inputs = {Made(Dtype::kI8, {3}, {127, -128, 5}), Made(Dtype::kI8, {3}, {1, -1, 6})}};
+  const BoundedTensor sum = ReferenceOf(add, 0);
+  EXPECT_EQ(sum.values, ValuesOf(RunOp(add.op, add.inputs)));
+  EXPECT_EQ(sum.bounds, std::vector<double>(3, 0));
+  const Case total{.name = "sum",
+                   .op = ReduceOp{.reduction = Reduction::kSum, .dimensions = {0}},
+                   .inputs = {Random(Dtype::kI32, {40, 3}, 1)}};
+  EXPECT_EQ(ReferenceOf(total, 0).values, ValuesOf(RunOp(total.op, total.inputs)));
+}
+
+TEST(ReferenceOpsTest, AnOrderThatErrorsMayChangeIsUnknown) {
+  Case top{.name = "top",
+           .op = TopKOp{.count = 2},
+           .inputs = {Made(Dtype::kF32, {2, 3}, {3, 1, 2, 5, 5.0001, 1})}};
+  const BoundedTensor exact = ReferenceOf(top, 0);
+  EXPECT_EQ(exact.values, ValuesOf(RunOp(top.op, top.inputs)));
+  EXPECT_EQ(exact.bounds, std::vector<double>(4, 0));
+  const BoundedTensor unsure = ReferenceOf(top, 1e-3);
+  EXPECT_EQ(unsure.bounds[0], 0);
+  EXPECT_EQ(unsure.bounds[1], 0);
+  EXPECT_TRUE(std::isinf(unsure.bounds[2]));
+  EXPECT_TRUE(std::isinf(unsure.bounds[3]));
+}
+
+TEST(ReferenceOpsTest, IntegersOfUnsureFloatsAreUnknown) {
+  const Case convert{.name = "convert",
+                     .op = ConvertOp{.dtype = Dtype::kI32},
+                     .inputs = {Made(Dtype::kF32, {3}, {2.5, 2.9999, -3e9})}};
+  const BoundedTensor unsure = ReferenceOf(convert, 1e-3);
+  EXPECT_EQ(unsure.values[0], 2);
+  EXPECT_EQ(unsure.bounds[0], 0);
+  EXPECT_TRUE(std::isinf(unsure.bounds[1]));
+  EXPECT_TRUE(std::isinf(unsure.bounds[2])) << "beyond the type";
+}
+
+TEST(ReferenceOpsTest, ANumberBeyondTheTypeIsUnknown) {
+  EXPECT_TRUE(std::isinf(RoundedBound(Dtype::kF16, 65510, 0)));
+  EXPECT_FALSE(std::isinf(RoundedBound(Dtype::kBF16, 65510, 0)));
+  EXPECT_TRUE(std::isinf(RoundedBound(Dtype::kF32, std::nan(""), 0)));
+  EXPECT_TRUE(std::isinf(RoundedBound(Dtype::kI64, 0x1p60, 0)));
+}
+
+TEST(ReferenceOpsTest, TypesThatAreNotVerifiedAreRefused) {
+  const char byte = 0;
+  EXPECT_THAT(ExactTensor(*TensorView::Create(Dtype::kF8E4M3Fn, {1}, {&byte, 1})),
+              StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
+}
+
+}  // namespace
+}  // namespace shardmesh::client
