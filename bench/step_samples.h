@@ -98,6 +98,9 @@ class StepSamples {
     if (predicted.collective.has_value()) {
       of_plan["collective_s"] = absl::ToDoubleSeconds(*predicted.collective);
     }
+    if (predicted.overhead.has_value()) {
+      of_plan["overhead_s"] = absl::ToDoubleSeconds(*predicted.overhead);
+    }
     if (predicted.sent_bytes.has_value()) of_plan["sent_bytes"] = *predicted.sent_bytes;
     return json;
   }
