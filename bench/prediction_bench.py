@@ -4,7 +4,7 @@
 Each program (bench/prediction_bench.cc makes it from its number) has a cluster of its own. Time: that of a step, from
 admission to commit, the median of 7. Bytes: what all workers sent. Memory: by how much the memory for shards of a worker,
 used or kept for reuse, grew by runs whose last results are still there. Time is judged where a step takes 10 ms or more, and
-memory where 16 MiB or more were predicted. Prints one JSON object a line; the first three are the sums.
+memory where 16 MiB or more were predicted. Prints one JSON object a line; the last three are the sums.
 
 usage: prediction_bench.py BIN_FOLDER [--first N] [--programs N]
 """
@@ -71,18 +71,20 @@ def main():
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--programs", type=int, default=50)
     arguments = parser.parse_args()
-    figures = [measure(arguments.bin, arguments.first + number) for number in range(arguments.programs)]
-    slow = [figure for figure in figures if figure["time"][1] >= LEAST_SECONDS]
-    report_sum("P-time", "predicted times of random programs, steps over 10 ms", slow, "time", TIME_LIMIT)
-    report_sum("P-memory", "predicted peaks of memory, over 16 MiB", [figure for figure in figures if figure["memory"][0] >= LEAST_BYTES],
-               "memory", EXACT_LIMIT)
-    report_sum("P-bytes", "predicted bytes", figures, "bytes", EXACT_LIMIT)
-    for number, figure in enumerate(figures):
+    figures = []
+    for number in range(arguments.first, arguments.first + arguments.programs):
+        figure = measure(arguments.bin, number)
+        figures.append(figure)
         pairs = {name: f"{figure[name][0] * scale:.4g} / {figure[name][1] * scale:.4g}" for name, scale in
                  (("kernel", 1e3), ("collective", 1e3), ("bytes", 1e-6), ("memory", 1e-6))}
-        report(f"P-{arguments.first + number}", f"{figure['what']}; predicted / measured: kernel {pairs['kernel']} ms, collective "
+        report(f"P-{number}", f"{figure['what']}; predicted / measured: kernel {pairs['kernel']} ms, collective "
                f"{pairs['collective']} ms, sent {pairs['bytes']} MB, memory {pairs['memory']} MB", 1e3 * figure["time"][0], "ms",
                peer=1e3 * figure["time"][1])
+    slow = [figure for figure in figures if figure["time"][1] >= LEAST_SECONDS]
+    large = [figure for figure in figures if figure["memory"][0] >= LEAST_BYTES]
+    report_sum("P-time", "predicted times of random programs, steps over 10 ms", slow, "time", TIME_LIMIT)
+    report_sum("P-memory", "predicted peaks of memory, over 16 MiB", large, "memory", EXACT_LIMIT)
+    report_sum("P-bytes", "predicted bytes", figures, "bytes", EXACT_LIMIT)
 
 
 if __name__ == "__main__":
