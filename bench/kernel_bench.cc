@@ -13,22 +13,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "oneapi/dnnl/dnnl.hpp"
+#include "bench/bare_product.h"
 #include "program/tensor_op.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tensor/float_convert.h"
-#include "tensor/random.h"
 #include "worker/kernel/kernel_speed.h"
 #include "worker/kernel/matmul.h"
 #include "worker/tensor_op/tensor_ops.h"
@@ -36,30 +33,20 @@
 namespace shardmesh {
 namespace {
 
-using dnnl::memory;
+using bench::BareProduct;
+using bench::ProductCase;
 
 constexpr double kTarget = 0.90;
 constexpr int kSamples = 41;
 constexpr double kSampleSeconds = 0.02;
 
-struct Case {
-  int64_t rows, in, out;
-  Dtype dtype;
-};
-
 // Products in the layers of a small encoder and of a 7-billion-parameter decoder, with different
 // numbers of rows in a call.
-constexpr Case kCases[] = {
+constexpr ProductCase kCases[] = {
     {128, 384, 1536, Dtype::kF32},   {128, 1536, 384, Dtype::kF32},   {1, 4096, 4096, Dtype::kF32},
     {32, 4096, 11008, Dtype::kF32},  {512, 4096, 4096, Dtype::kF32},  {1, 4096, 4096, Dtype::kBF16},
     {32, 4096, 11008, Dtype::kBF16}, {512, 4096, 4096, Dtype::kBF16},
 };
-
-std::vector<char> Values(Dtype dtype, int64_t count, uint64_t seed) {
-  std::vector<char> values(static_cast<size_t>(count * BitsPerElement(dtype) / 8));
-  if (!FillNormal(dtype, seed, 0.1, 0, absl::MakeSpan(values)).ok()) std::abort();
-  return values;
-}
 
 int64_t ElementsOfShape(const Shape& shape) {
   int64_t count = 1;
@@ -77,44 +64,6 @@ double ValueAt(Dtype dtype, const char* at) {
   std::memcpy(&bits, at, sizeof(bits));
   return BF16ToF32(bits);
 }
-
-// One product of oneDNN with packed weights, without the code of MatmulKernel.
-class BareProduct {
- public:
-  BareProduct(const Case& c, std::vector<char>& lhs, std::vector<char>& weights,
-              std::vector<char>& out)
-      : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
-    const auto type = c.dtype == Dtype::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
-    const memory::desc lhs_desc({c.rows, c.in}, type, memory::format_tag::ab);
-    const memory::desc out_desc({c.rows, c.out}, type, memory::format_tag::ab);
-    const memory::desc any({c.in, c.out}, type, memory::format_tag::any);
-#if DNNL_VERSION_MAJOR >= 3
-    const dnnl::matmul::primitive_desc description(engine_, lhs_desc, any, out_desc);
-#else
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(lhs_desc, any, out_desc),
-                                                   engine_);
-#endif
-    product_ = dnnl::matmul(description);
-    memory plain({{c.in, c.out}, type, memory::format_tag::ba}, engine_, weights.data());
-    memory packed(description.weights_desc(), engine_);
-    dnnl::reorder(plain, packed).execute(stream_, plain, packed);
-    stream_.wait();
-    arguments_ = {{DNNL_ARG_SRC, memory(lhs_desc, engine_, lhs.data())},
-                  {DNNL_ARG_WEIGHTS, packed},
-                  {DNNL_ARG_DST, memory(out_desc, engine_, out.data())}};
-  }
-
-  void Run() {
-    product_.execute(stream_, arguments_);
-    stream_.wait();
-  }
-
- private:
-  dnnl::engine engine_;
-  dnnl::stream stream_;
-  dnnl::matmul product_;
-  std::unordered_map<int, memory> arguments_;
-};
 
 double SecondsPerCall(const std::function<void()>& call, int64_t calls) {
   const absl::Time begin = absl::Now();
@@ -138,9 +87,9 @@ bool Agree(Dtype dtype, const std::vector<char>& a, const std::vector<char>& b) 
   return true;
 }
 
-nlohmann::json Measure(const Case& c, int threads) {
-  std::vector<char> lhs = Values(c.dtype, c.rows * c.in, 1);
-  std::vector<char> weights = Values(c.dtype, c.in * c.out, 2);
+nlohmann::json Measure(const ProductCase& c, int threads) {
+  std::vector<char> lhs = bench::RandomValues(c.dtype, c.rows * c.in, 1);
+  std::vector<char> weights = bench::RandomValues(c.dtype, c.in * c.out, 2);
   std::vector<char> out(static_cast<size_t>(c.rows * c.out * BitsPerElement(c.dtype) / 8));
   std::vector<char> bare_out(out.size());
 
@@ -216,9 +165,9 @@ worker::OpInput InputOf(Dtype dtype, const Shape& shape, const std::vector<char>
 nlohmann::json MeasureAttention(const AttentionCase& c, int threads) {
   const Shape of_queries = {c.batch, c.queries, c.heads, c.features};
   const Shape of_rows = {c.batch, c.rows, c.key_heads, c.features};
-  const std::vector<char> query = Values(c.dtype, ElementsOfShape(of_queries), 1);
-  const std::vector<char> keys = Values(c.dtype, ElementsOfShape(of_rows), 2);
-  const std::vector<char> values = Values(c.dtype, ElementsOfShape(of_rows), 3);
+  const std::vector<char> query = bench::RandomValues(c.dtype, ElementsOfShape(of_queries), 1);
+  const std::vector<char> keys = bench::RandomValues(c.dtype, ElementsOfShape(of_rows), 2);
+  const std::vector<char> values = bench::RandomValues(c.dtype, ElementsOfShape(of_rows), 3);
   std::vector<int32_t> numbers;
   double seen = 0;
   for (int64_t i = 0; i < c.queries; ++i) {
@@ -282,7 +231,7 @@ int main(int argc, char** argv) {
   }
   omp_set_num_threads(threads);
   try {
-    for (const shardmesh::Case& c : shardmesh::kCases) {
+    for (const shardmesh::bench::ProductCase& c : shardmesh::kCases) {
       std::printf("%s\n", shardmesh::Measure(c, threads).dump().c_str());
       std::fflush(stdout);
     }

@@ -35,6 +35,7 @@ import threading
 from checkpoints import checkpoint_of
 from own_network import enter_own_network
 from peers.turns import peer_interpreter
+from resident_memory import resident_bytes
 from touched_memory import touch_memory
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -42,27 +43,6 @@ RULES = ROOT / "docs/examples/llama.yaml"
 MEMORY_SLACK_BYTES = 300_000_000
 GATHER_TARGET = 0.5  # of the rate of the streams
 PEER = ROOT / "bench/peers/jax_peer.py"
-
-
-def resident_bytes(pids):
-    """Anonymous and shared pages of processes, each page once; those of a process that is gone are left out.
-
-    Pages of shared memory count by the descriptors, as they take memory also where no process has them mapped.
-    """
-    total = 0
-    shared = {}  # allocated bytes by inode
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-                total += sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss_Anon:"))
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(entry.path).startswith("/memfd:"):
-                        about = os.stat(entry.path)
-                        shared[about.st_ino] = about.st_blocks * 512
-        except OSError:
-            pass
-    return total + sum(shared.values())
 
 
 class MemoryPeak:

@@ -90,12 +90,16 @@ absl::StatusOr<StepPrediction> DecodePrediction(const v1::StepPrediction& from) 
   StepPrediction prediction = {.kernel = std::nullopt,
                                .collective = std::nullopt,
                                .sent_bytes = std::nullopt,
-                               .peak_bytes = from.peak_bytes()};
+                               .peak_bytes = from.peak_bytes(),
+                               .overhead = std::nullopt};
   if (from.has_kernel()) {
     SHARDMESH_ASSIGN_OR_RETURN(prediction.kernel, DecodeAnswer(from.kernel()));
   }
   if (from.has_collective()) {
     SHARDMESH_ASSIGN_OR_RETURN(prediction.collective, DecodeAnswer(from.collective()));
+  }
+  if (from.has_overhead()) {
+    SHARDMESH_ASSIGN_OR_RETURN(prediction.overhead, DecodeAnswer(from.overhead()));
   }
   if (from.has_sent_bytes()) prediction.sent_bytes = from.sent_bytes();
   return prediction;

@@ -23,11 +23,15 @@ def main():
         chosen = run.choose(COMMANDS, name)
         assert chosen == expected, f"{name}: {chosen} instead of {expected}"
     for row in ("C1", "C2-host", "C3", "C4", "M1", "M2", "M3-p50", "R1-p50-new", "R2-wire", "R3-memory", "R4-reshard", "S1-first",
-                "S1-gather", "S1-handover", "S2", "S3-steps", "S4-transfers", "S6", "K1-first", "G1-1024"):
+                "S1-gather", "S1-handover", "S2", "S3-steps", "S4-transfers", "S6", "K1-first", "K2-4",
+                "K3-BF16-1", "K4-gather-shm", "K5", "K6-1-16", "K7-stream", "P-time", "G1-1024"):
         assert len(run.choose(run.listed(), row)) == 1, f"{row} of docs/benchmarks.md"
     chosen = run.choose(run.listed(), "store")
     for row in ("S1", "S2", "S3", "S4", "S5", "S6", "S7"):
         assert set(run.choose(run.listed(), row)) <= set(chosen), f"{row} is not in the group store: {chosen}"
+    chosen = run.choose(run.listed(), "compute")
+    for row in ("K1", "K2", "K3", "K4", "K5", "K6", "K7", "C4", "P"):
+        assert set(run.choose(run.listed(), row)) <= set(chosen), f"{row} is not in the group compute: {chosen}"
     answer = subprocess.run([sys.executable, str(BENCH / "run.py"), "C9"], capture_output=True, text=True, check=False)
     assert answer.returncode == 2 and "no benchmark C9" in answer.stderr, answer
     for name in (*run.listed(), "store", "load"):

@@ -17,7 +17,7 @@ from jax_peer import COLUMN, ROW, tensors  # noqa: E402
 
 
 def run_turns(rank, turn):
-    """Calls `turn(line)` on all ranks for each line of rank 0's input; rank 0 prints the seconds."""
+    """Calls `turn(line)` on all ranks for each line of rank 0's input; rank 0 prints what it returns, or else the seconds."""
     import torch.distributed as dist  # pylint: disable=import-outside-toplevel
     dist.barrier()
     if rank == 0:
@@ -28,10 +28,10 @@ def run_turns(rank, turn):
         if not line[0]:
             return
         start = time.perf_counter()
-        turn(line[0])
+        answer = turn(line[0])
         dist.barrier()
         if rank == 0:
-            print(time.perf_counter() - start, flush=True)
+            print(time.perf_counter() - start if answer is None else answer, flush=True)
 
 
 def save(rank, mesh, path):
@@ -59,23 +59,18 @@ def reshard(rank, mesh, mebibytes):
     run_turns(rank, lambda _: source.redistribute(placements=[Shard(1)]))
 
 
-def run_rank(rank, ranks, port, verb, argument, stdin):
+def run_rank(rank, ranks, port, body, stdin):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     if rank == 0:
         sys.stdin = os.fdopen(stdin, encoding="utf-8")
     import torch.distributed as dist  # pylint: disable=import-outside-toplevel
-    from torch.distributed.device_mesh import init_device_mesh  # pylint: disable=import-outside-toplevel
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (ranks,))
-    if verb == "save":
-        save(rank, mesh, argument)
-    else:
-        reshard(rank, mesh, int(argument))
+    body(rank)
     dist.destroy_process_group()
 
 
-def main():
-    verb, argument, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def run_ranks(ranks, body):
+    """Calls `body(rank)` in one process for each rank, over Gloo, and exits when all have ended."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -83,10 +78,24 @@ def main():
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
-            run_rank(rank, ranks, port, verb, argument, os.dup(0))
+            run_rank(rank, ranks, port, body, os.dup(0))
             os._exit(0)
         children.append(child)
     sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+
+
+def main():
+    verb, argument, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    def body(rank):
+        from torch.distributed.device_mesh import init_device_mesh  # pylint: disable=import-outside-toplevel
+        mesh = init_device_mesh("cpu", (ranks,))
+        if verb == "save":
+            save(rank, mesh, argument)
+        else:
+            reshard(rank, mesh, int(argument))
+
+    run_ranks(ranks, body)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 A peer runs in an interpreter that can import its module: $SHARDMESH_PEER_PYTHON, which must if it is set; else
 build/peers/bin/python or this one, whichever can first. This makes one that can import all of them:
 
-    python3 -m venv build/peers && build/peers/bin/pip install eformer==0.0.95 orbax-checkpoint torch
+    python3 -m venv build/peers && build/peers/bin/pip install eformer==0.0.95 gguf orbax-checkpoint torch
 """
 
+import json
 import os
 import pathlib
 import subprocess
@@ -40,27 +41,37 @@ def peer_interpreter(module):
     return None
 
 
-class Peer:
-    """A program of this folder while it runs: it prints "ready", then the seconds of one turn for each line that it reads.
-    Use it in a `with` statement."""
+class TurnProgram:
+    """A program while it runs: it prints "ready", then answers each line that it reads with one line. Use it in a `with`
+    statement."""
 
-    def __init__(self, python, script, *arguments):
-        self._process = subprocess.Popen([python, str(FOLDER / script), *map(str, arguments)], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self._expect("ready")
+    def __init__(self, *command, show_errors=True):
+        self._process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=None if show_errors else subprocess.DEVNULL)
+        if (line := self.end()) != "ready":
+            self._fail(line)
 
-    def _expect(self, text=None):
-        line = self._process.stdout.readline().strip()
-        if not line or text not in (None, line):
-            self._process.kill()
-            sys.exit(f"{self._process.args}: ended, or said {line!r}")
-        return line
+    def _fail(self, line):
+        self._process.kill()
+        sys.exit(f"{self._process.args}: ended, or said {line!r}")
 
-    def turn(self, line):
-        """Seconds of one turn."""
+    def begin(self, line):
+        """Sends a line; end() waits for the answer."""
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return float(self._expect())
+
+    def end(self):
+        line = self._process.stdout.readline().strip()
+        if not line:
+            self._fail(line)
+        return line
+
+    def ask(self, line):
+        self.begin(line)
+        return self.end()
+
+    def ask_json(self, line):
+        return json.loads(self.ask(line))
 
     def __enter__(self):
         return self
@@ -68,3 +79,14 @@ class Peer:
     def __exit__(self, *_):
         self._process.stdin.close()
         self._process.wait()
+
+
+class Peer(TurnProgram):
+    """A program of this folder whose answers are the seconds of one turn."""
+
+    def __init__(self, python, script, *arguments):
+        super().__init__(python, FOLDER / script, *arguments, show_errors=False)
+
+    def turn(self, line):
+        """Seconds of one turn."""
+        return float(self.ask(line))

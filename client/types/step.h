@@ -66,6 +66,9 @@ struct StepPrediction {
   // Sum over all ranks. Unset for plans with very many links; see v1::StepPrediction.
   std::optional<int64_t> sent_bytes;
   int64_t peak_bytes = 0;  // the most bytes on one device of values that are not operands
+  // The time beside kernels and collectives, learned from earlier steps: with these, it compares
+  // with StepTimings::total. Nullopt for the first step of a mesh, or from an older coordinator.
+  std::optional<absl::Duration> overhead = std::nullopt;
 };
 
 struct StepTimings {

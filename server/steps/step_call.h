@@ -121,7 +121,8 @@ struct StepCall {
 struct StepPrediction {
   std::optional<absl::Duration> kernel = std::nullopt;
   std::optional<absl::Duration> collective = std::nullopt;
-  std::optional<int64_t> sent_bytes = std::nullopt;  // sum over all ranks
+  std::optional<absl::Duration> overhead = std::nullopt;  // see StepOverhead
+  std::optional<int64_t> sent_bytes = std::nullopt;       // sum over all ranks
   int64_t peak_bytes = 0;
 };
 

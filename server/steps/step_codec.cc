@@ -60,6 +60,7 @@ void Encode(const StepPrediction& from, v1::StepPrediction* to) {
   if (from.collective.has_value()) rpc::Encode(*from.collective, to->mutable_collective());
   if (from.sent_bytes.has_value()) to->set_sent_bytes(*from.sent_bytes);
   to->set_peak_bytes(from.peak_bytes);
+  if (from.overhead.has_value()) rpc::Encode(*from.overhead, to->mutable_overhead());
 }
 
 bool IsTooLong(const v1::ExecuteResponse& response) {

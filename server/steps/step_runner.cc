@@ -581,16 +581,34 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
   if (!status.ok()) parts_.registry->Discard(outputs);
 }
 
+std::optional<absl::Duration> StepRunner::LearnOverhead(const PreparedPlan& prepared,
+                                                        absl::Duration overhead) {
+  constexpr size_t kMostMeshes = 1024;
+  const size_t instructions = prepared.plan.instructions.size();
+  absl::MutexLock lock(&overheads_mutex_);
+  // Meshes that are gone have entries as well.
+  if (overheads_.size() >= kMostMeshes && !overheads_.contains(prepared.plan.mesh_id)) {
+    overheads_.clear();
+  }
+  StepOverhead& of_mesh = overheads_[prepared.plan.mesh_id];
+  const std::optional<absl::Duration> predicted = of_mesh.Predict(instructions);
+  of_mesh.Learn(overhead, instructions);
+  return predicted;
+}
+
 absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
-                                                const WorkOutcome& outcome) const {
+                                                const WorkOutcome& outcome) {
   StepResult result{.sequence = outcome.sequence, .plan_hash = running.prepared->hash};
+  absl::Duration busy;  // of the rank that is busy longest
   for (const RankResult& rank : outcome.ranks) {
     result.kernel = std::max(result.kernel, rank.detail.kernel);
     result.collective = std::max(result.collective, rank.detail.collective);
     result.sent_bytes += rank.detail.sent_bytes;
+    busy = std::max(busy, rank.detail.kernel + rank.detail.collective);
   }
   result.total = parts_.clock->Now() - running.started;
   result.predicted = PredictionOf(*running.prepared);
+  result.predicted.overhead = LearnOverhead(*running.prepared, result.total - busy);
   if (running.options.return_trace) result.trace = TraceOf(running.prepared->plan, outcome.ranks);
   for (size_t i = 0; i < running.outputs.size(); ++i) {
     const ArrayDescriptor& descriptor = running.outputs[i];

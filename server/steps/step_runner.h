@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +27,7 @@
 #include "server/state/recovery.h"
 #include "server/state/session.h"
 #include "server/state/step_memory.h"
+#include "server/state/step_overhead.h"
 #include "server/steps/mesh_endpoints.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
@@ -155,7 +157,10 @@ class StepRunner {
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // Returns the step's error, extended by the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);
-  absl::StatusOr<StepResult> ResultOf(const Running& running, const WorkOutcome& outcome) const;
+  absl::StatusOr<StepResult> ResultOf(const Running& running, const WorkOutcome& outcome);
+  // Returns the overhead that steps of the plan's mesh had before, and learns that of this one.
+  std::optional<absl::Duration> LearnOverhead(const PreparedPlan& prepared,
+                                              absl::Duration overhead);
 
   const StepRunnerParts parts_;
   const OperandFinder finder_;
@@ -163,6 +168,9 @@ class StepRunner {
   const Outcome failed_;
   const Outcome cancelled_;  // cancelled by the client, or because the coordinator stops
   StepMemory memory_;
+  absl::Mutex overheads_mutex_;
+  absl::flat_hash_map<std::string, StepOverhead> overheads_
+      ABSL_GUARDED_BY(overheads_mutex_);  // by mesh
 };
 
 // Cancels a step that another thread submits. Thread-safe.

@@ -548,6 +548,11 @@ TEST_P(CollectiveClientTest, AStepSendsTheBytesThatItsPlanForecastsByLink) {
   EXPECT_EQ(predicted.peak_bytes, compiled.peak_bytes);
   EXPECT_EQ(predicted.collective.has_value(), compiled.exchange_time.has_value());
   EXPECT_EQ(predicted.kernel.has_value(), compiled.kernel_time.has_value());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult second,
+      client().compute().Execute({.work = compiled.plan_hash, .operands = operands}));
+  ASSERT_TRUE(second.timings.predicted.has_value());
+  EXPECT_TRUE(second.timings.predicted->overhead.has_value());
 }
 
 TEST_P(CollectiveClientTest, ReshardsSendTheBytesOfTheirPlans) {

@@ -31,6 +31,7 @@ Json PredictionJson(const StepPrediction& predicted) {
   Json json = {{"peak_bytes", predicted.peak_bytes}};
   if (predicted.kernel.has_value()) json["kernel_s"] = Seconds(*predicted.kernel);
   if (predicted.collective.has_value()) json["collective_s"] = Seconds(*predicted.collective);
+  if (predicted.overhead.has_value()) json["overhead_s"] = Seconds(*predicted.overhead);
   if (predicted.sent_bytes.has_value()) json["sent_bytes"] = *predicted.sent_bytes;
   return json;
 }
@@ -354,6 +355,9 @@ std::string FormatPrediction(const StepPrediction& predicted) {
   }
   if (predicted.collective.has_value()) {
     parts.push_back(StrCat("collectives ", FormatTime(*predicted.collective)));
+  }
+  if (predicted.overhead.has_value()) {
+    parts.push_back(StrCat("the rest ", FormatTime(*predicted.overhead)));
   }
   if (predicted.sent_bytes.has_value()) {
     parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));

@@ -145,6 +145,7 @@ TEST_F(StepRunnerTest, CommitsTheResultUnderItsName) {
   const v1::StepPrediction& predicted = answer->timings().predicted();
   EXPECT_FALSE(predicted.has_kernel());
   EXPECT_FALSE(predicted.has_collective());
+  EXPECT_FALSE(predicted.has_overhead());  // the first step of the mesh
   EXPECT_GT(predicted.sent_bytes(), 0);
   EXPECT_GT(predicted.peak_bytes(), 0);
   ASSERT_EQ(answer->outputs_size(), 1);
