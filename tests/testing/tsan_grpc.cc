@@ -411,24 +411,20 @@ void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
 
 // The accepting thread makes the object that carries a call past its interceptors, and the running
 // thread reads it. gRPC's server hands it over inside the library, which the sanitizer does not
-// see. This file makes the object where the sanitizer does not see it; the sanitizer sees all later
-// uses.
-namespace {
-
-[[gnu::flatten]] void MakeBatchMethods(void* place) {
-  ::new (place) grpc::internal::InterceptorBatchMethodsImpl();
-}
-
-}  // namespace
-
+// see. The library makes the object, where the sanitizer does not see that either; the sanitizer
+// sees all later uses.
 extern "C" {
 
 void MakeCompleteBatchMethods(void* place) asm(
     "_ZN4grpc8internal27InterceptorBatchMethodsImplC1Ev");
-void MakeCompleteBatchMethods(void* place) { MakeBatchMethods(place); }
+void MakeCompleteBatchMethods(void* place) {
+  Original<"_ZN4grpc8internal27InterceptorBatchMethodsImplC1Ev", void>(place);
+}
 
 void MakeBaseBatchMethods(void* place) asm("_ZN4grpc8internal27InterceptorBatchMethodsImplC2Ev");
-void MakeBaseBatchMethods(void* place) { MakeBatchMethods(place); }
+void MakeBaseBatchMethods(void* place) {
+  Original<"_ZN4grpc8internal27InterceptorBatchMethodsImplC2Ev", void>(place);
+}
 
 }  // extern "C"
 
