@@ -13,7 +13,6 @@ usage: llama_bench.py BIN_FOLDER [--rounds N] [--ranks N] [--new N] [--size 1b|t
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import socket
@@ -31,7 +30,8 @@ from results import report
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "bench/peers"
 LLAMA_CPP = ROOT / "build/llama"
-PROMPT = 512
+PROMPTS = {"1b": 512, "tiny": 64}  # tokens, by size of the model
+BATCH_PROMPT = 64  # of each sequence of a batch: long ones would only take longer
 BATCHES = (1, 8)
 # The least ratio of our rate to a peer's, by peer: of prompts, and of decoding with each batch. (0.95, not 1.2, of
 # llama.cpp in one process is asked for at batch 1.)
@@ -80,14 +80,15 @@ def start_torch(stack, folder, python):
                         for ranks in (1, 2)]}
 
 
-def measure(programs, rounds, new):
+def measure(programs, rounds, first_prompt, new):
     """Tokens a second of each side: of prompts, and of decoding with each batch. Of several programs, the fastest counts."""
     rates = {name: {} for name in programs}
     for _ in range(rounds):
         for name, of_side in programs.items():
+            verb = "generate " if name == "ours" else ""
             for batch in BATCHES:
-                prompt = PROMPT if batch == 1 else 64  # a batch of long prompts would only take longer
-                answers = [json.loads(program.ask(f"{batch} {prompt} {new}")) for program in of_side]
+                prompt = first_prompt if batch == 1 else BATCH_PROMPT
+                answers = [program.ask_json(f"{verb}{batch} {prompt} {new}") for program in of_side]
                 if batch == 1:
                     rates[name].setdefault("prefill", []).append(max(prompt / answer["prefill_s"] for answer in answers))
                 rates[name].setdefault(batch, []).append(
@@ -101,7 +102,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--new", type=int, default=33)
-    parser.add_argument("--size", default="1b")
+    parser.add_argument("--size", choices=tuple(PROMPTS), default="1b")
     parser.add_argument("--without", default="", help="of llama.cpp and torch")
     arguments = parser.parse_args()
     if not enter_own_network():
@@ -120,9 +121,10 @@ def main():
             programs.update(start_llama_cpp(stack, folder, python))
         if "torch" not in without:
             programs.update(start_torch(stack, folder, python))
-        rates = measure(programs, arguments.rounds, arguments.new)
+        prompt = PROMPTS[arguments.size]
+        rates = measure(programs, arguments.rounds, prompt, arguments.new)
         names = [name for name in rates if name != "ours"]
-        for what, text in (("prefill", f"a prompt of {PROMPT} tokens"), *((batch, f"decoding, batch {batch}") for batch in BATCHES)):
+        for what, text in (("prefill", f"a prompt of {prompt} tokens"), *((batch, f"decoding, batch {batch}") for batch in BATCHES)):
             for name in names or [None]:
                 target = TARGETS[name][("prefill", *BATCHES).index(what)] if name and arguments.size == "1b" else None
                 report(f"K5-{what}", f"Llama shape of {arguments.size}, BF16, {arguments.ranks} workers, {text}"

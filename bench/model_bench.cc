@@ -89,7 +89,10 @@ int main(int argc, char** argv) {
     std::istringstream words(line);
     std::string verb;
     int64_t count = 0, length = 0, runs = 0;
-    if (!(words >> verb >> count >> length >> runs)) return 2;
+    if (!(words >> verb >> count >> length >> runs)) {
+      std::cerr << "model_bench: \"" << line << "\" is no verb with three numbers\n";
+      return 2;
+    }
     std::cout << (verb == "embed" ? bench::Embed(*mesh, model, count, length, runs)
                                   : bench::Generate(*mesh, model, count, length, runs))
                      .dump()
