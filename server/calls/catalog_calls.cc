@@ -8,8 +8,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/codec/catalog_codec.h"
-#include "server/steps/replica_mesh.h"
-#include "server/steps/resize_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 

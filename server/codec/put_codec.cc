@@ -11,7 +11,7 @@
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/request_index.h"
-#include "server/steps/replica_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "sharding/compatibility.h"
 #include "sharding/digest.h"
 #include "status/fact_keys.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "process/log.h"
-#include "server/steps/replica_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "status/reason.h"
 
 namespace shardmesh::server {

@@ -1,6 +1,6 @@
 // StepOverhead: how long steps of one mesh take beside their kernels and collectives.
-#ifndef SHARDMESH_SERVER_STATE_STEP_OVERHEAD_H_
-#define SHARDMESH_SERVER_STATE_STEP_OVERHEAD_H_
+#ifndef SHARDMESH_SERVER_STEPS_STEP_OVERHEAD_H_
+#define SHARDMESH_SERVER_STEPS_STEP_OVERHEAD_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -60,4 +60,4 @@ class StepOverhead {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_STATE_STEP_OVERHEAD_H_
+#endif  // SHARDMESH_SERVER_STEPS_STEP_OVERHEAD_H_

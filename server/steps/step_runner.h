@@ -27,12 +27,12 @@
 #include "server/state/recovery.h"
 #include "server/state/session.h"
 #include "server/state/step_memory.h"
-#include "server/state/step_overhead.h"
 #include "server/steps/mesh_endpoints.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
 #include "server/steps/step_call.h"
 #include "server/steps/step_operands.h"
+#include "server/steps/step_overhead.h"
 
 namespace shardmesh::server {
 

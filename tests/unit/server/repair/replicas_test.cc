@@ -16,7 +16,7 @@
 #include "process/failpoint.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
-#include "server/steps/replica_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "shardmesh/internal/v1/fill.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/reason.h"

@@ -14,7 +14,7 @@
 #include "rpc/codec/status.h"
 #include "server/reshard/partial_sums.h"
 #include "server/reshard/worker_loads.h"
-#include "server/steps/resize_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"

@@ -19,7 +19,7 @@
 #include "process/failpoint.h"
 #include "server/codec/reshard_codec.h"
 #include "server/state/definitions.h"
-#include "server/steps/resize_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 #include "server/steps/transfers.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"

@@ -1,4 +1,5 @@
-#include "server/state/step_overhead.h"
+// The overhead that is predicted for a step, from those of the steps before it.
+#include "server/steps/step_overhead.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The workers of second replicas.
-#include "server/steps/replica_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Rotates the workers of a mesh, in the order of their hosts.
-#include "server/steps/replica_mesh.h"
+#include "server/steps/auxiliary_mesh.h"
 
 #include <algorithm>
 #include <cstddef>
