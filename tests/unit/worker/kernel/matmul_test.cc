@@ -175,9 +175,8 @@ TEST(MatmulTest, MultipliesFloatsByI8WithAFactorForEachColumn) {
   MatmulKernel converting({.threads = 1, .flops_per_second = 1e7, .converts_all = true});
   // Below and above the most rows for which weights are converted in registers, and the ends of
   // panels and of blocks of rows.
-  const int64_t shapes[][3] = {{1, 1, 1},     {1, 63, 257},  {2, 65, 255},  {3, 64, 256},
-                               {4, 16, 512},  {7, 129, 13},  {13, 200, 70}, {16, 33, 300},
-                               {17, 33, 300}, {40, 130, 65}, {100, 1, 90}};
+  const int64_t shapes[][3] = {{1, 1, 1},     {1, 63, 257},  {2, 65, 255}, {7, 129, 13},
+                               {16, 33, 300}, {17, 33, 200}, {40, 130, 65}};
   for (const auto& [m, n, k] : shapes) {
     int round = static_cast<int>(m + n);
     for (MatmulSpec spec : QuantisedSpecs(m, n, k)) {
