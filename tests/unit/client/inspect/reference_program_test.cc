@@ -129,7 +129,7 @@ TEST(ReferenceProgramTest, RefusesCollectivesAndWhatIsTooLarge) {
                        .outputs = {1}};
   const auto types = TypesOfValues(sum, std::vector<TensorType>{{Dtype::kF32, {4}}});
   EXPECT_THAT(types, StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
-  EXPECT_THAT(std::string(types.status().message()), HasSubstr("op 0 (all-reduce)"));
+  EXPECT_THAT(std::string(types.status().message()), HasSubstr("op 0 (collective)"));
 
   const Program product = {
       .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
