@@ -1,5 +1,5 @@
 // K1 of docs/benchmarks.md: the speed of the worker's matmul kernel, relative to a plain loop over
-// one packed oneDNN product.
+// one packed oneDNN product. K5-attention: attention relative to the worker's F32 products.
 //
 // The kernel and the plain loop alternate in one run; each sample is the mean of several calls. A
 // figure is the ratio of two medians: that of the kernel's samples and that of the loop's samples.
@@ -15,17 +15,23 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "program/tensor_op.h"
+#include "sharding/shape.h"
+#include "sharding/tile.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
 #include "tensor/float_convert.h"
 #include "tensor/random.h"
+#include "worker/kernel/kernel_speed.h"
 #include "worker/kernel/matmul.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh {
 namespace {
@@ -53,6 +59,12 @@ std::vector<char> Values(Dtype dtype, int64_t count, uint64_t seed) {
   std::vector<char> values(static_cast<size_t>(count * BitsPerElement(dtype) / 8));
   if (!FillNormal(dtype, seed, 0.1, 0, absl::MakeSpan(values)).ok()) std::abort();
   return values;
+}
+
+int64_t ElementsOfShape(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  return count;
 }
 
 double ValueAt(Dtype dtype, const char* at) {
@@ -182,6 +194,83 @@ nlohmann::json Measure(const Case& c, int threads) {
           {"met", ratio >= kTarget}};
 }
 
+// One layer's attention. Query i sees the rows up to rows - queries + i.
+struct AttentionCase {
+  const char* what;
+  Dtype dtype;
+  int64_t batch, queries, rows, heads, key_heads, features;
+};
+
+constexpr AttentionCase kAttentionCases[] = {
+    {"prefill of a 1.1 B Llama", Dtype::kBF16, 1, 512, 512, 32, 4, 64},
+    {"prefill of a 1.1 B Llama", Dtype::kF32, 1, 512, 512, 32, 4, 64},
+    {"decoding of a 1.1 B Llama", Dtype::kBF16, 1, 1, 2048, 32, 4, 64},
+    {"decoding of a 1.1 B Llama", Dtype::kBF16, 8, 1, 2048, 32, 4, 64},
+    {"a layer of MiniLM", Dtype::kF32, 32, 128, 128, 12, 12, 32},
+};
+
+worker::OpInput InputOf(Dtype dtype, const Shape& shape, const std::vector<char>& bytes) {
+  return {.dtype = dtype, .shape = shape, .tile = Tile::Whole(shape), .bytes = bytes};
+}
+
+nlohmann::json MeasureAttention(const AttentionCase& c, int threads) {
+  const Shape of_queries = {c.batch, c.queries, c.heads, c.features};
+  const Shape of_rows = {c.batch, c.rows, c.key_heads, c.features};
+  const std::vector<char> query = Values(c.dtype, ElementsOfShape(of_queries), 1);
+  const std::vector<char> keys = Values(c.dtype, ElementsOfShape(of_rows), 2);
+  const std::vector<char> values = Values(c.dtype, ElementsOfShape(of_rows), 3);
+  std::vector<int32_t> numbers;
+  double seen = 0;
+  for (int64_t i = 0; i < c.queries; ++i) {
+    numbers.push_back(static_cast<int32_t>(c.rows - c.queries + i));
+    seen += numbers.back() + 1;
+  }
+  std::vector<char> positions(numbers.size() * sizeof(int32_t));
+  std::memcpy(positions.data(), numbers.data(), positions.size());
+  const AttentionOp op = {.positions = 3, .mask = std::nullopt, .scale = 0.125f};
+  const std::vector<worker::OpInput> inputs = {
+      InputOf(c.dtype, of_queries, query), InputOf(c.dtype, of_rows, keys),
+      InputOf(c.dtype, of_rows, values), InputOf(Dtype::kI32, {c.queries}, positions)};
+  std::vector<char> out(query.size());
+  const worker::OpOutput output = {.dtype = c.dtype,
+                                   .shape = of_queries,
+                                   .tile = Tile::Whole(of_queries),
+                                   .bytes = absl::MakeSpan(out)};
+  worker::OpContext context;
+  context.threads = threads;
+  const auto run = [&] {
+    const absl::Status status = worker::RunTensorOp(op, inputs, output, context);
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n", status.ToString().c_str());
+      std::exit(1);
+    }
+  };
+  worker::MatmulKernel kernel({.threads = threads});
+  const int64_t calls =
+      std::max<int64_t>(1, static_cast<int64_t>(kSampleSeconds / SecondsPerCall(run, 2)));
+  std::vector<double> seconds, product_rates;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    seconds.push_back(SecondsPerCall(run, calls));
+    if (sample % 8 == 0) product_rates.push_back(worker::MeasureF32Speed(&kernel) / 1e9);
+  }
+  // Two products of one multiplication and one addition for each query, row and feature.
+  const double flops =
+      4 * seen * static_cast<double>(c.batch * c.heads) * static_cast<double>(c.features);
+  const double rate = flops / Median(seconds) / 1e9;
+  const double product_rate = Median(product_rates);
+  return {{"id", "K5-attention"},
+          {"what",
+           StrCat("attention: ", c.what, ", ", DtypeName(c.dtype), ", batch ", c.batch, ", ",
+                  c.queries, c.queries == 1 ? " query, " : " queries, ", c.rows, " rows, ", threads,
+                  threads == 1 ? " thread" : " threads", ", beside an F32 product 512x512x512")},
+          {"ours", rate},
+          {"peer", product_rate},
+          {"unit", "GFLOP/s"},
+          {"ratio", rate / product_rate},
+          {"target", nullptr},
+          {"met", nullptr}};
+}
+
 }  // namespace
 }  // namespace shardmesh
 
@@ -195,6 +284,10 @@ int main(int argc, char** argv) {
   try {
     for (const shardmesh::Case& c : shardmesh::kCases) {
       std::printf("%s\n", shardmesh::Measure(c, threads).dump().c_str());
+      std::fflush(stdout);
+    }
+    for (const shardmesh::AttentionCase& c : shardmesh::kAttentionCases) {
+      std::printf("%s\n", shardmesh::MeasureAttention(c, threads).dump().c_str());
       std::fflush(stdout);
     }
   } catch (const std::exception& error) {

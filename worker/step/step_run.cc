@@ -124,12 +124,7 @@ class RankStep {
         rank_(context.link->rank()),
         link_(context.link, context.options->recorder),
         result_(*result) {
-    op_context_ = {
-        .matmul = options_.kernel,
-        .pool = options_.pool,
-        .allocate = [this](int64_t size_bytes,
-                           std::string_view what) { return PooledBuffer(size_bytes, what); },
-        .threads = options_.kernel->threads()};
+    op_context_.threads = options_.kernel->threads();
   }
 
   absl::Status Run() {

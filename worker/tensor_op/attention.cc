@@ -1,4 +1,4 @@
-// Places of vectors in the tiles of an attention, and the choice between its two forms.
+// Places of vectors in the tiles of an attention.
 #include "worker/tensor_op/attention.h"
 
 #include <algorithm>
@@ -6,13 +6,6 @@
 #include "worker/kernel/float_block.h"
 
 namespace shardmesh::worker {
-namespace {
-
-// From this number on, products of blocks are faster than streams.
-constexpr int64_t kLeastBlockQueries = 32;
-constexpr int64_t kLeastBlockRows = 32;
-
-}  // namespace
 
 AttentionTiles::AttentionTiles(const AttentionOp& op, OpInputs inputs, const OpOutput& output)
     : dtype(output.dtype),
@@ -78,16 +71,6 @@ const char* AttentionTiles::Value(int64_t sequence, int64_t row, int64_t key_hea
 
 char* AttentionTiles::Result(int64_t sequence, int64_t key_head, int64_t group_query) const {
   return result_ + VectorOf(sequence, key_head, group_query) * value_features * element_bytes;
-}
-
-absl::Status RunKernel(const AttentionOp& op, OpInputs inputs, const OpOutput& output,
-                       const OpContext& context) {
-  if (output.bytes.empty()) return absl::OkStatus();
-  const AttentionTiles tiles(op, inputs, output);
-  const bool has_blocks = context.matmul != nullptr && context.pool != nullptr &&
-                          tiles.group_queries() >= kLeastBlockQueries &&
-                          tiles.rows >= kLeastBlockRows && tiles.features > 0;
-  return has_blocks ? BlockAttention(tiles, context) : StreamAttention(tiles, context);
 }
 
 }  // namespace shardmesh::worker

@@ -4,14 +4,13 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "program/tensor_op.h"
 #include "worker/tensor_op/op_kernels.h"
 #include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker {
 
-// The sizes and the memory of one attention. A group are the query heads of one key head; the
+// The sizes and the memory of one attention. The query heads of one key head are a group; the
 // queries of a group are numbered query * heads of the group + head.
 struct AttentionTiles {
   AttentionTiles(const AttentionOp& op, OpInputs inputs, const OpOutput& output);
@@ -51,16 +50,6 @@ struct AttentionTiles {
   const OpInput* mask_ = nullptr;
   char* result_ = nullptr;
 };
-
-// Streams keys and values once, at the bandwidth of memory: for few queries. Each softmax is
-// computed row by row, with sums that are scaled when the maximum grows. Rows are cut in chunks;
-// neither these nor the order of their results depend on the number of threads. Errors as
-// RunTensorOp.
-absl::Status StreamAttention(const AttentionTiles& tiles, const OpContext& context);
-
-// Multiplies blocks of queries and rows as matrices: for many queries. Requires context.matmul and
-// context.pool. Errors as RunTensorOp.
-absl::Status BlockAttention(const AttentionTiles& tiles, const OpContext& context);
 
 }  // namespace shardmesh::worker
 

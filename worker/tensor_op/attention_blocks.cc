@@ -1,276 +1,403 @@
-// Attention over many queries: scores and results of a block of queries are products of matrices.
+// Attention in blocks of rows with a running softmax: keys and values become F32 once for all
+// queries of a block of their group, and no score leaves the caches. Working memory does not grow
+// with the number of rows, apart from the results of chunks.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <array>
+#include <cstdint>
 #include <limits>
-#include <string_view>
+#include <memory>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "status/status_macros.h"
-#include "tensor/buffer.h"
 #include "worker/kernel/float_block.h"
 #include "worker/kernel/pieces.h"
 #include "worker/tensor_op/attention.h"
+#include "worker/tensor_op/attention_loops.h"
 #include "worker/tensor_op/row_loops.h"
 
 namespace shardmesh::worker {
 namespace {
 
-// Rows are rounded up to a multiple of this number, so that a growing sequence compiles few
-// products.
-constexpr int64_t kRowBucket = 256;
-// Limits for the queries of a block, and for the bytes of its scores.
-constexpr int64_t kLeastQueries = 32;
-constexpr int64_t kMostQueries = 512;
-constexpr int64_t kScoreBytes = int64_t{4} << 20;
-// Scores of a piece. A slow CPU needs 40 ns for one.
-constexpr int64_t kScorePiece = 64 * kFloatBlock;
+// Up to this number of queries of a group, rows are cut in chunks, whose results are combined.
+// More queries have enough items for all threads, and the results of chunks would take memory.
+constexpr int64_t kMostChunkQueries = 32;
+constexpr int64_t kChunkRows = 512;
+// Queries of a group that are computed together: fewer, if these have very many rows.
+constexpr int64_t kMostQueries = 64;
+constexpr int64_t kMostCost = int64_t{1} << 28;
+// Multiplications and additions of a piece of work.
+constexpr int64_t kAttentionPiece = int64_t{1} << 21;
 
-int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Whether none of the elements is an infinity or a NaN.
-bool AllFinite(Dtype dtype, const char* from, int64_t count) {
-  if (dtype == Dtype::kF32) {
-    constexpr uint32_t kExponent = 0x7F800000u;
-    bool is_finite = true;
-    for (int64_t i = 0; i < count; ++i) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, from + i * 4, sizeof(bits));
-      is_finite &= (bits & kExponent) != kExponent;
-    }
-    return is_finite;
+size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
+// Floats, aligned as the loops need them, zero at first.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(size_t size)
+      : memory_(size + kAlignment / sizeof(float)), data_(Aligned(memory_.data())) {}
+  AlignedFloats(AlignedFloats&&) = default;  // moving a vector does not move its elements
+
+  float* data() const { return data_; }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  static float* Aligned(float* at) {
+    const size_t excess = reinterpret_cast<uintptr_t>(at) % kAlignment;
+    return excess == 0 ? at : at + (kAlignment - excess) / sizeof(float);
   }
-  const uint16_t exponent = dtype == Dtype::kBF16 ? 0x7F80 : 0x7C00;
-  bool is_finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, from + i * 2, sizeof(bits));
-    is_finite &= (bits & exponent) != exponent;
-  }
-  return is_finite;
+
+  std::vector<float> memory_;
+  float* data_;
+};
+
+// Some queries of a group, and the rows of one chunk.
+struct AttentionItem {
+  int64_t sequence = 0;
+  int64_t key_head = 0;
+  int64_t first_query = 0;  // number in the group
+  int64_t query_count = 0;
+  int64_t begin = 0;  // rows
+  int64_t end = 0;
+};
+
+// The results of an item.
+struct GroupSums {
+  GroupSums(int64_t queries, size_t value_width)
+      : partials(static_cast<size_t>(queries)),
+        values(static_cast<size_t>(queries) * value_width) {}
+
+  std::vector<PartialSoftmax> partials;  // by query
+  AlignedFloats values;                  // [queries, value width]
+};
+
+size_t ValueWidth(const AttentionTiles& tiles) {
+  return RoundUp(static_cast<size_t>(tiles.value_features), kValuePadding);
 }
 
-// Computes group after group with one piece of memory.
-class BlockStream {
+// Computes items. Has the memory that a thread needs.
+class GroupBlocks {
  public:
-  BlockStream(const AttentionTiles& tiles, const OpContext& context)
+  // `queries` is the largest number of queries of an item.
+  GroupBlocks(const AttentionTiles& tiles, int64_t queries)
       : tiles_(tiles),
-        context_(context),
-        // The kernel has no products of F16.
-        dtype_(tiles.dtype == Dtype::kBF16 ? Dtype::kBF16 : Dtype::kF32),
-        element_bytes_(FloatBytes(dtype_)) {
-    for (int64_t sequence = 0; sequence < tiles.batch; ++sequence) {
-      most_rows_ = std::max(most_rows_, tiles.MostSeenRows(sequence, 0, tiles.queries));
-    }
-    most_rows_ = RoundUp(std::max<int64_t>(most_rows_, 1), kRowBucket);
-    block_queries_ = std::clamp(kScoreBytes / 4 / most_rows_, kLeastQueries, kMostQueries);
-    block_queries_ = std::min(block_queries_, RoundUp(tiles.group_queries(), kLeastQueries));
-  }
+        features_(static_cast<size_t>(tiles.features)),
+        value_width_(ValueWidth(tiles)),
+        panel_size_(RoundUp(features_, kKeyPadding) * kPanelRows),
+        packs_bf16_(tiles.dtype == Dtype::kBF16 && features_ % kKeyPadding == 0),
+        packs_tile_(packs_bf16_ || (tiles.dtype == Dtype::kF32 && features_ % 4 == 0)),
+        queries_(RoundUp(static_cast<size_t>(queries), kTileQueries) * features_),
+        keys_(kBlockRows / kPanelRows * panel_size_),
+        values_(kBlockRows * value_width_),
+        wide_keys_(kPanelRows * RoundUp(features_, kKeyPadding)),
+        no_key_(RoundUp(features_, kKeyPadding)) {}
 
-  // Takes memory from the pool.
-  absl::Status Allocate() {
-    const int64_t query_bytes = block_queries_ * tiles_.features * element_bytes_;
-    const int64_t key_bytes = most_rows_ * tiles_.features * element_bytes_;
-    const int64_t value_bytes = most_rows_ * tiles_.value_features * element_bytes_;
-    const int64_t score_bytes = block_queries_ * most_rows_ * 4;
-    const int64_t weight_bytes = block_queries_ * most_rows_ * element_bytes_;
-    const int64_t result_bytes = block_queries_ * (tiles_.value_features + 1) * 4;
-    int64_t total_bytes = 0;
-    const auto place = [&](int64_t bytes) {
-      const int64_t offset = total_bytes;
-      total_bytes += RoundUp(bytes, int64_t{Buffer::kAlignment});
-      return offset;
-    };
-    const int64_t queries = place(query_bytes);
-    const int64_t keys = place(key_bytes);
-    const int64_t values = place(value_bytes);
-    const int64_t scores = place(score_bytes);
-    const int64_t weights = place(weight_bytes);
-    const int64_t results = place(result_bytes);
-    constexpr std::string_view kWhat = "attention";
-    SHARDMESH_ASSIGN_OR_RETURN(memory_, context_.allocate
-                                            ? context_.allocate(total_bytes, kWhat)
-                                            : context_.pool->Allocate(total_bytes, kWhat));
-    queries_ = memory_.data() + queries;
-    keys_ = memory_.data() + keys;
-    values_ = memory_.data() + values;
-    scores_ = reinterpret_cast<float*>(memory_.data() + scores);
-    weights_ = memory_.data() + weights;
-    results_ = reinterpret_cast<float*>(memory_.data() + results);
-    sums_ = results_ + block_queries_ * tiles_.value_features;
-    return absl::OkStatus();
-  }
-
-  // Computes one group. Sets `is_finite` to false, and computes nothing, if a value that some query
-  // sees is not finite: a product would spread it to queries that do not see it.
-  absl::Status RunGroup(int64_t sequence, int64_t key_head, bool& is_finite) {
-    is_finite = Gather(sequence, key_head);
-    for (int64_t first = 0; is_finite && first < tiles_.group_queries(); first += block_queries_) {
-      if (context_.abort_check) SHARDMESH_RETURN_IF_ERROR(context_.abort_check());
-      SHARDMESH_RETURN_IF_ERROR(RunBlock(sequence, key_head, first));
+  void Run(const AttentionItem& item, GroupSums& sums) {
+    LoadQueries(item);
+    std::fill(sums.partials.begin(), sums.partials.end(), PartialSoftmax());
+    std::fill_n(sums.values.data(), static_cast<size_t>(item.query_count) * value_width_, 0.0f);
+    AttentionBlock block = {.query_count = static_cast<size_t>(item.query_count),
+                            .features = features_,
+                            .value_width = value_width_,
+                            .scale = tiles_.scale,
+                            .has_special_values = false,
+                            .queries = queries_.data(),
+                            .keys = keys_.data(),
+                            .panel_size = panel_size_,
+                            .values = values_.data(),
+                            .seen = seen_.data(),
+                            .partials = sums.partials.data(),
+                            .results = sums.values.data()};
+    const int64_t end = std::min(item.end, most_seen_);
+    for (int64_t row = item.begin; row < end;) {
+      row = ChooseRows(item, row, end);
+      if (row_count_ == 0) continue;
+      const bool all_see_all = CountSeen(block.query_count);
+      PackKeys(item);
+      LoadValues(item);
+      block.has_special_values =
+          !all_see_all && !loops_.all_finite(values_.data(), row_count_ * value_width_);
+      block.next_keys =
+          RowsFrom(tiles_.Key(item.sequence, row, item.key_head), tiles_.features, end - row);
+      block.next_values = RowsFrom(tiles_.Value(item.sequence, row, item.key_head),
+                                   tiles_.value_features, end - row);
+      loops_.add_block(block);
     }
-    return absl::OkStatus();
   }
 
  private:
-  // Copies a vector of the tiles as dtype_.
-  void CopyVector(const char* from, int64_t count, char* to) const {
-    if (dtype_ == tiles_.dtype) {
-      if (count > 0) std::memcpy(to, from, static_cast<size_t>(count * element_bytes_));
-    } else {
-      LoadFloats(tiles_.dtype, from, static_cast<size_t>(count), reinterpret_cast<float*>(to));
+  RowsAhead RowsFrom(const char* first, int64_t features, int64_t count) const {
+    return {.first = first,
+            .count = static_cast<size_t>(std::clamp<int64_t>(count, 0, kBlockRows)),
+            .row_bytes = static_cast<size_t>(features * tiles_.element_bytes),
+            .stride_bytes = static_cast<size_t>(tiles_.key_heads * features * tiles_.element_bytes),
+            .offset_bytes = 0};
+  }
+
+  void LoadQueries(const AttentionItem& item) {
+    float* const vector = wide_keys_.data();
+    most_seen_ = 0;
+    for (size_t i = 0; i < static_cast<size_t>(item.query_count); ++i) {
+      const int64_t query = item.first_query + static_cast<int64_t>(i);
+      seen_rows_[i] = tiles_.SeenRows(item.sequence, query / tiles_.group);
+      most_seen_ = std::max(most_seen_, seen_rows_[i]);
+      LoadFloats(tiles_.dtype, tiles_.Query(item.sequence, item.key_head, query), features_,
+                 vector);
+      float* const to =
+          queries_.data() + i / kTileQueries * kTileQueries * features_ + i % kTileQueries;
+      for (size_t j = 0; j < features_; ++j) to[j * kTileQueries] = vector[j];
     }
   }
 
-  // Copies the keys and values of a group that queries see. The others become zero. Returns whether
-  // all values are finite.
-  bool Gather(int64_t sequence, int64_t key_head) {
-    const int64_t rows = tiles_.MostSeenRows(sequence, 0, tiles_.queries);
-    const auto key_bytes = static_cast<size_t>(tiles_.features * element_bytes_);
-    const auto value_bytes = static_cast<size_t>(tiles_.value_features * element_bytes_);
-    bool is_finite = true;
-    for (int64_t row = 0; row < most_rows_; ++row) {
-      char* const key = keys_ + static_cast<size_t>(row) * key_bytes;
-      char* const value = values_ + static_cast<size_t>(row) * value_bytes;
-      if (row >= rows || tiles_.IsHidden(sequence, row)) {
-        std::memset(key, 0, key_bytes);
-        std::memset(value, 0, value_bytes);
+  // Chooses the next rows that the mask does not hide. Returns the row after those that it looked
+  // at.
+  int64_t ChooseRows(const AttentionItem& item, int64_t row, int64_t end) {
+    row_count_ = 0;
+    for (; row < end && row_count_ < kBlockRows; ++row) {
+      if (!tiles_.IsHidden(item.sequence, row)) rows_[row_count_++] = row;
+    }
+    return row;
+  }
+
+  // Counts the rows of the block that each query sees. Returns whether each sees all.
+  bool CountSeen(size_t queries) {
+    const int64_t* const end = rows_.data() + row_count_;
+    bool all_see_all = true;
+    for (size_t i = 0; i < queries; ++i) {
+      if (seen_rows_[i] > rows_[row_count_ - 1]) {
+        seen_[i] = row_count_;
         continue;
       }
-      const char* const from = tiles_.Value(sequence, row, key_head);
-      is_finite = is_finite && AllFinite(tiles_.dtype, from, tiles_.value_features);
-      CopyVector(tiles_.Key(sequence, row, key_head), tiles_.features, key);
-      CopyVector(from, tiles_.value_features, value);
+      seen_[i] = static_cast<size_t>(
+          std::lower_bound<const int64_t*>(rows_.data(), end, seen_rows_[i]) - rows_.data());
+      all_see_all = false;
     }
-    return is_finite;
+    return all_see_all;
   }
 
-  absl::Status RunBlock(int64_t sequence, int64_t key_head, int64_t first) {
-    const int64_t end = std::min(first + block_queries_, tiles_.group_queries());
-    const int64_t seen =
-        tiles_.MostSeenRows(sequence, first / tiles_.group, (end - 1) / tiles_.group + 1);
-    const int64_t rows = RoundUp(std::max<int64_t>(seen, 1), kRowBucket);
-    const int64_t query_bytes = tiles_.features * element_bytes_;
-    for (int64_t i = first; i < end; ++i) {
-      CopyVector(tiles_.Query(sequence, key_head, i), tiles_.features,
-                 queries_ + (i - first) * query_bytes);
-    }
-    std::memset(queries_ + (end - first) * query_bytes, 0,
-                static_cast<size_t>((block_queries_ - (end - first)) * query_bytes));
-    SHARDMESH_RETURN_IF_ERROR(
-        Multiply({.m = block_queries_,
-                  .n = rows,
-                  .k = tiles_.features,
-                  .lhs_dtype = dtype_,
-                  .rhs_dtype = dtype_,
-                  .out_dtype = Dtype::kF32,
-                  .transpose_rhs = true,
-                  .scale = tiles_.scale},
-                 {.lhs = {queries_, static_cast<size_t>(block_queries_ * query_bytes)},
-                  .rhs = {keys_, static_cast<size_t>(rows * query_bytes)},
-                  .bias = {},
-                  .out = {reinterpret_cast<char*>(scores_),
-                          static_cast<size_t>(block_queries_ * rows * 4)}}));
-    SHARDMESH_RETURN_IF_ERROR(Weigh(sequence, first, rows));
-    SHARDMESH_RETURN_IF_ERROR(Multiply(
-        {.m = block_queries_,
-         .n = tiles_.value_features,
-         .k = rows,
-         .lhs_dtype = dtype_,
-         .rhs_dtype = dtype_,
-         .out_dtype = Dtype::kF32},
-        {.lhs = {weights_, static_cast<size_t>(block_queries_ * rows * element_bytes_)},
-         .rhs = {values_, static_cast<size_t>(rows * tiles_.value_features * element_bytes_)},
-         .bias = {},
-         .out = {reinterpret_cast<char*>(results_),
-                 static_cast<size_t>(block_queries_ * tiles_.value_features * 4)}}));
-    Store(sequence, key_head, first, end);
-    return absl::OkStatus();
-  }
-
-  absl::Status Multiply(const MatmulSpec& spec, const MatmulOperands& operands) const {
-    return context_.matmul->Run(spec, operands, context_.abort_check);
-  }
-
-  // Makes the weights e^(score - largest) of the scores, and their sums: a NaN if the results are
-  // NaNs, 0 if the query sees no row.
-  absl::Status Weigh(int64_t sequence, int64_t first, int64_t rows) {
-    const RowLoops& loops = RowLoopsOfCpu();
-    const auto weigh = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        float* const scores = scores_ + i * rows;
-        sums_[i] = first + i < tiles_.group_queries()
-                       ? WeighRow(loops, sequence, (first + i) / tiles_.group, rows, scores)
-                       : 0;
-        if (sums_[i] == 0 || sums_[i] != sums_[i]) std::fill_n(scores, rows, 0.0f);
-        StoreFloats(dtype_, scores, static_cast<size_t>(rows),
-                    weights_ + i * rows * element_bytes_);
+  void PackKeys(const AttentionItem& item) {
+    const char* const first = tiles_.Key(item.sequence, 0, item.key_head);
+    const int64_t stride = tiles_.key_heads * tiles_.features * tiles_.element_bytes;
+    const size_t wide_stride = RoundUp(features_, kKeyPadding);
+    std::array<const char*, kPanelRows> keys;
+    for (size_t begin = 0; begin < row_count_; begin += kPanelRows) {
+      const size_t count = std::min(kPanelRows, row_count_ - begin);
+      for (size_t i = 0; i < count; ++i) {
+        keys[i] = first + rows_[begin + i] * stride;
+        if (packs_tile_) continue;
+        float* const wide = wide_keys_.data() + i * wide_stride;
+        LoadFloats(tiles_.dtype, keys[i], features_, wide);
+        keys[i] = reinterpret_cast<const char*>(wide);
       }
-    };
-    return RunPieces(block_queries_,
-                     {.piece = ItemsOfPiece(kScorePiece, rows), .threads = context_.threads},
-                     context_.abort_check, weigh);
-  }
-
-  float WeighRow(const RowLoops& loops, int64_t sequence, int64_t query, int64_t rows,
-                 float* scores) const {
-    constexpr float kInfinite = std::numeric_limits<float>::infinity();
-    const int64_t seen = tiles_.SeenRows(sequence, query);
-    bool sees_any = false;
-    for (int64_t row = 0; row < seen; ++row) {
-      const bool is_hidden = tiles_.IsHidden(sequence, row);
-      if (is_hidden) scores[row] = -kInfinite;
-      sees_any = sees_any || !is_hidden;
+      std::fill(keys.begin() + count, keys.end(), reinterpret_cast<const char*>(no_key_.data()));
+      float* const panel = keys_.data() + begin / kPanelRows * panel_size_;
+      if (packs_bf16_) {
+        loops_.pack_bf16_keys(keys.data(), features_, panel);
+      } else {
+        loops_.pack_f32_keys(keys.data(), RoundUp(features_, 4), panel);
+      }
     }
-    if (!sees_any) return 0;
-    const auto count = static_cast<size_t>(seen);
-    const float largest = loops.largest(scores, count);
-    if (!std::isfinite(largest)) return std::numeric_limits<float>::quiet_NaN();
-    std::fill(scores + seen, scores + rows, 0.0f);
-    return static_cast<float>(loops.exp(largest, count, scores));
   }
 
-  void Store(int64_t sequence, int64_t key_head, int64_t first, int64_t end) {
-    const RowLoops& loops = RowLoopsOfCpu();
+  void LoadValues(const AttentionItem& item) {
+    const char* const first = tiles_.Value(item.sequence, 0, item.key_head);
+    const int64_t stride = tiles_.key_heads * tiles_.value_features * tiles_.element_bytes;
     const auto features = static_cast<size_t>(tiles_.value_features);
-    for (int64_t i = first; i < end; ++i) {
-      float* const result = results_ + (i - first) * tiles_.value_features;
-      const float sum = sums_[i - first];
-      if (sum != sum) {
-        std::fill_n(result, features, sum);
-      } else if (sum != 0) {
-        loops.divide(static_cast<double>(sum), features, result);
+    for (size_t i = 0; i < row_count_; ++i) {
+      float* const to = values_.data() + i * value_width_;
+      if (tiles_.dtype == Dtype::kBF16) {
+        loops_.widen_bf16(first + rows_[i] * stride, features, to);
+      } else {
+        LoadFloats(tiles_.dtype, first + rows_[i] * stride, features, to);
       }
-      StoreFloats(tiles_.dtype, result, features, tiles_.Result(sequence, key_head, i));
     }
   }
 
   const AttentionTiles& tiles_;
-  const OpContext& context_;
-  const Dtype dtype_;  // of operands of products
-  const int64_t element_bytes_;
-  int64_t most_rows_ = 0;      // of any block: a multiple of kRowBucket
-  int64_t block_queries_ = 0;  // queries of a group in one block
-  Buffer memory_;
-  char* queries_ = nullptr;   // [block queries, features]
-  char* keys_ = nullptr;      // [most rows, features]
-  char* values_ = nullptr;    // [most rows, value features]
-  float* scores_ = nullptr;   // [block queries, rows of the block]
-  char* weights_ = nullptr;   // [block queries, rows of the block]
-  float* results_ = nullptr;  // [block queries, value features]
-  float* sums_ = nullptr;     // [block queries]
+  const AttentionLoops& loops_ = AttentionLoopsOfCpu();
+  const size_t features_;
+  const size_t value_width_;
+  const size_t panel_size_;
+  const bool packs_bf16_;  // without a copy as F32
+  const bool packs_tile_;  // without a copy
+  AlignedFloats queries_;  // as AttentionBlock has them
+  AlignedFloats keys_;
+  AlignedFloats values_;
+  AlignedFloats wide_keys_;  // of one panel, as F32
+  AlignedFloats no_key_;     // zeros, for panels that are not full
+  int64_t most_seen_ = 0;    // largest of seen_rows_
+  size_t row_count_ = 0;
+  std::array<int64_t, kBlockRows> rows_ = {};         // rising
+  std::array<int64_t, kMostQueries> seen_rows_ = {};  // by query of the item
+  std::array<size_t, kMostQueries> seen_ = {};        // by query: of the rows of the block
+};
+
+// The memory of the threads of one attention, used again by later pieces. Thread-safe.
+class BlocksOfThreads {
+ public:
+  BlocksOfThreads(const AttentionTiles& tiles, int64_t queries)
+      : tiles_(tiles), queries_(queries) {}
+
+  std::unique_ptr<GroupBlocks> Take() ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (!unused_.empty()) {
+        std::unique_ptr<GroupBlocks> blocks = std::move(unused_.back());
+        unused_.pop_back();
+        return blocks;
+      }
+    }
+    return std::make_unique<GroupBlocks>(tiles_, queries_);
+  }
+  void Return(std::unique_ptr<GroupBlocks> blocks) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_);
+    unused_.push_back(std::move(blocks));
+  }
+
+ private:
+  const AttentionTiles& tiles_;
+  const int64_t queries_;
+  absl::Mutex mutex_;
+  std::vector<std::unique_ptr<GroupBlocks>> unused_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Adds `added`, the results of later rows, to `sums`.
+void CombineSums(size_t value_width, const GroupSums& added, GroupSums& sums) {
+  const RowLoops& row_loops = RowLoopsOfCpu();
+  for (size_t i = 0; i < sums.partials.size(); ++i) {
+    PartialSoftmax& partial = sums.partials[i];
+    const PartialSoftmax& other = added.partials[i];
+    partial.has_rows = partial.has_rows || other.has_rows;
+    partial.is_nan = partial.is_nan || other.is_nan;
+    if (other.largest == kMinusInfinity) continue;
+    const float largest = std::max(partial.largest, other.largest);
+    std::array<float, 2> factors = {partial.largest, other.largest};
+    row_loops.exp(largest, factors.size(), factors.data());
+    partial.largest = largest;
+    partial.sum = partial.sum * factors[0] + other.sum * factors[1];
+    float* const values = sums.values.data() + i * value_width;
+    const float* const others = added.values.data() + i * value_width;
+    for (size_t j = 0; j < value_width; ++j) {
+      values[j] = values[j] * factors[0] + others[j] * factors[1];
+    }
+  }
+}
+
+void StoreResults(const AttentionTiles& tiles, const AttentionItem& item, const GroupSums& sums) {
+  const AttentionLoops& loops = AttentionLoopsOfCpu();
+  const auto features = static_cast<size_t>(tiles.value_features);
+  for (size_t i = 0; i < static_cast<size_t>(item.query_count); ++i) {
+    const PartialSoftmax& partial = sums.partials[i];
+    float* const values = sums.values.data() + i * ValueWidth(tiles);
+    if (!partial.has_rows) {
+      std::fill_n(values, features, 0.0f);
+    } else if (partial.is_nan || partial.sum == 0) {
+      std::fill_n(values, features, std::numeric_limits<float>::quiet_NaN());
+    } else {
+      loops.divide(partial.sum, features, values);
+    }
+    StoreFloats(
+        tiles.dtype, values, features,
+        tiles.Result(item.sequence, item.key_head, item.first_query + static_cast<int64_t>(i)));
+  }
+}
+
+// The items of an attention. Key heads are the fastest, because the keys of all heads lie side by
+// side, then the queries of a group, chunks and sequences.
+class AttentionItems {
+ public:
+  explicit AttentionItems(const AttentionTiles& tiles) : tiles_(tiles) {
+    for (int64_t sequence = 0; sequence < tiles.batch; ++sequence) {
+      rows_.push_back(tiles.MostSeenRows(sequence, 0, tiles.queries));
+      most_rows_ = std::max(most_rows_, rows_.back());
+    }
+    const int64_t queries = tiles.group_queries();
+    chunk_rows_ = queries <= kMostChunkQueries ? kChunkRows : std::max<int64_t>(most_rows_, 1);
+    chunks_ = std::max<int64_t>((most_rows_ + chunk_rows_ - 1) / chunk_rows_, 1);
+    const int64_t cost_of_query = std::max<int64_t>(
+        std::min(most_rows_, chunk_rows_) * (tiles.features + tiles.value_features), 1);
+    constexpr auto kTile = static_cast<int64_t>(kTileQueries);
+    item_queries_ = std::clamp(kMostCost / cost_of_query / kTile * kTile, kTile, kMostQueries);
+    item_queries_ = std::min(item_queries_, queries);
+    query_blocks_ = (queries + item_queries_ - 1) / item_queries_;
+    cost_ = cost_of_query * item_queries_;
+  }
+
+  int64_t chunks() const { return chunks_; }
+  // Returns the number of queries of an item; the last one of a group may have fewer.
+  int64_t query_count() const { return item_queries_; }
+  // Returns the number of items of a chunk, which is the distance between the items of two chunks.
+  int64_t items_of_chunk() const { return tiles_.key_heads * query_blocks_; }
+  int64_t count() const { return tiles_.batch * chunks_ * items_of_chunk(); }
+  // Returns the multiplications of an item.
+  int64_t cost() const { return cost_; }
+
+  AttentionItem At(int64_t number) const {
+    AttentionItem item;
+    item.key_head = number % tiles_.key_heads;
+    number /= tiles_.key_heads;
+    item.first_query = number % query_blocks_ * item_queries_;
+    item.query_count = std::min(item_queries_, tiles_.group_queries() - item.first_query);
+    number /= query_blocks_;
+    const int64_t first_row = number % chunks_ * chunk_rows_;
+    item.sequence = number / chunks_;
+    const int64_t rows = rows_[static_cast<size_t>(item.sequence)];
+    item.begin = std::min(first_row, rows);
+    item.end = std::min(first_row + chunk_rows_, rows);
+    return item;
+  }
+
+ private:
+  const AttentionTiles& tiles_;
+  std::vector<int64_t> rows_;  // that some query sees, by sequence
+  int64_t most_rows_ = 0;
+  int64_t item_queries_ = 1;
+  int64_t query_blocks_ = 1;
+  int64_t chunk_rows_ = 1;
+  int64_t chunks_ = 1;
+  int64_t cost_ = 1;
 };
 
 }  // namespace
 
-absl::Status BlockAttention(const AttentionTiles& tiles, const OpContext& context) {
-  BlockStream stream(tiles, context);
-  SHARDMESH_RETURN_IF_ERROR(stream.Allocate());
-  for (int64_t sequence = 0; sequence < tiles.batch; ++sequence) {
-    for (int64_t key_head = 0; key_head < tiles.key_heads; ++key_head) {
-      bool is_finite = true;
-      SHARDMESH_RETURN_IF_ERROR(stream.RunGroup(sequence, key_head, is_finite));
-      if (!is_finite) return StreamAttention(tiles, context);
+absl::Status RunKernel(const AttentionOp& op, OpInputs inputs, const OpOutput& output,
+                       const OpContext& context) {
+  if (output.bytes.empty()) return absl::OkStatus();
+  const AttentionTiles tiles(op, inputs, output);
+  const AttentionItems items(tiles);
+  const int64_t chunks = items.chunks();
+  std::vector<GroupSums> sums;  // by item
+  for (int64_t i = 0; chunks > 1 && i < items.count(); ++i) {
+    sums.emplace_back(items.query_count(), ValueWidth(tiles));
+  }
+  BlocksOfThreads memory(tiles, items.query_count());
+  const auto compute = [&](int64_t begin, int64_t end) {
+    std::unique_ptr<GroupBlocks> blocks = memory.Take();
+    GroupSums own(chunks > 1 ? 0 : items.query_count(), ValueWidth(tiles));
+    for (int64_t number = begin; number < end; ++number) {
+      const AttentionItem item = items.At(number);
+      blocks->Run(item, chunks > 1 ? sums[static_cast<size_t>(number)] : own);
+      if (chunks == 1) StoreResults(tiles, item, own);
     }
+    memory.Return(std::move(blocks));
+  };
+  const PieceOptions options = {
+      .piece = ItemsOfPiece(kAttentionPiece, items.cost()),
+      .threads = context.threads,
+      .pieces_of_turn = std::min<int64_t>(ItemsOfPiece(32 * kAttentionPiece, items.cost()), 32)};
+  SHARDMESH_RETURN_IF_ERROR(RunPieces(items.count(), options, context.abort_check, compute));
+  const int64_t stride = items.items_of_chunk();
+  for (int64_t number = 0; chunks > 1 && number < items.count(); ++number) {
+    if (number / stride % chunks != 0) continue;  // not a first chunk
+    GroupSums& first = sums[static_cast<size_t>(number)];
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+      CombineSums(ValueWidth(tiles), sums[static_cast<size_t>(number + chunk * stride)], first);
+    }
+    StoreResults(tiles, items.At(number), first);
   }
   return absl::OkStatus();
 }

@@ -4,16 +4,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "program/tensor_op.h"
 #include "sharding/tile.h"
-#include "tensor/buffer.h"
-#include "worker/kernel/matmul.h"
+#include "tensor/dtype.h"
 
 namespace shardmesh::worker {
 
@@ -33,14 +29,8 @@ struct OpOutput {
   absl::Span<char> bytes = {};
 };
 
-// The objects that ops use.
+// How to run an op.
 struct OpContext {
-  MatmulKernel* matmul = nullptr;              // for attention over many queries
-  std::shared_ptr<BufferPool> pool = nullptr;  // for working memory
-  // Returns working memory in place of pool->Allocate, if not null: a caller that can make room in
-  // the pool does so. Called on the caller's thread.
-  std::function<absl::StatusOr<Buffer>(int64_t size_bytes, std::string_view what)> allocate =
-      nullptr;
   int threads = 1;  // the caller's thread is one of them
   // Called on the caller's thread at least every 100 ms or so, if not null. A status other than OK
   // ends the run.
@@ -55,9 +45,11 @@ struct OpContext {
 // The bits of the result depend neither on the number of threads nor on the CPU, except those of
 // attention and of other ops that multiply matrices.
 //
-// Errors: INVALID_ARGUMENT for sizes or types that do not fit; RESOURCE_EXHAUSTED (MEMORY_LIMIT) if
-// the pool has no working memory; else the status of `abort_check`. After an error the output is
-// undefined. Thread-safe.
+// Working memory is not from a pool: it is a few rows, or a few hundred KiB, for each thread. For
+// attention over up to 32 queries of a key head it is also up to 1/16 of the keys and values.
+//
+// Errors: INVALID_ARGUMENT for sizes or types that do not fit; else the status of `abort_check`.
+// After an error the output is undefined. Thread-safe.
 absl::Status RunTensorOp(const TensorOp& op, absl::Span<const OpInput> inputs,
                          const OpOutput& output, const OpContext& context);
 

@@ -1,19 +1,20 @@
-// Attention, streamed and in blocks, against plain sums: grouped heads, positions, masks, NaNs.
+// Attention against plain sums: grouped heads, positions, masks, NaNs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tests/testing/status_matchers.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::op_test {
 namespace {
 
-using ::shardmesh::test::StatusIs;
+using ::shardmesh::test::OnEachInstructionSet;
 
 struct AttentionCase {
   int64_t batch = 1;
@@ -100,8 +101,7 @@ void TestAttention(Dtype dtype, const AttentionCase& sizes) {
     SCOPED_TRACE(std::string(DtypeName(dtype)) + " " + std::to_string(kind) + " rows " +
                  std::to_string(sizes.rows) + " queries " + std::to_string(sizes.queries));
     const TestTile result = RunOp(op, inputs);
-    // Weights of a block of BF16 are rounded to BF16.
-    ExpectClose(result, PlainAttention(op, sizes, inputs), dtype == Dtype::kF32 ? 60 : 2, 0.5);
+    ExpectClose(result, PlainAttention(op, sizes, inputs), dtype == Dtype::kF32 ? 60 : 1, 0.5);
   }
 }
 
@@ -222,14 +222,57 @@ TEST(AttentionTest, LargeScoresDoNotOverflow) {
   }
 }
 
-TEST(AttentionTest, BlocksNeedMemoryOfThePool) {
-  MemoryBudget budget(1000);
-  OpContext context = TestContext();
-  context.pool = BufferPool::Create(&budget, 0);
-  const AttentionCase sizes = {.queries = 64, .rows = 64};
-  EXPECT_THAT(ErrorOf(AttentionOp{}, AttentionInputs(Dtype::kF32, sizes),
-                      Unset(Dtype::kF32, {1, 64, 1, 8}), context),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+// Returns the bytes of the first `count` elements along dimension 1 of a tile with batch 1.
+TestTile FirstOf(const TestTile& tile, int64_t count) {
+  TestTile first = Unset(tile.dtype, {1, count, tile.shape[2], tile.shape[3]});
+  std::copy_n(tile.bytes.begin(), first.bytes.size(), first.bytes.begin());
+  return first;
+}
+
+TEST(AttentionTest, BitsDependNeitherOnOtherQueriesNorOnLaterRows) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+    // More queries of a key head than a block has.
+    const AttentionCase sizes = {
+        .queries = 40, .rows = 300, .key_heads = 2, .group = 3, .value_features = 24};
+    const std::vector<TestTile> all = AttentionInputs(dtype, sizes);
+    std::vector<double> positions;
+    for (int64_t i = 0; i < sizes.queries; ++i) positions.push_back(static_cast<double>(100 + i));
+    const AttentionOp op = {.positions = 3, .mask = std::nullopt, .scale = 0.3f};
+    const TestTile whole =
+        RunOp(op, {all[0], all[1], all[2], Made(Dtype::kI32, {sizes.queries}, positions)});
+    positions.resize(13);
+    const TestTile part = RunOp(op, {FirstOf(all[0], 13), FirstOf(all[1], 120),
+                                     FirstOf(all[2], 120), Made(Dtype::kI32, {13}, positions)});
+    EXPECT_EQ(part.bytes, FirstOf(whole, 13).bytes);
+  }
+}
+
+TEST(AttentionTest, EachInstructionSet) {
+  OnEachInstructionSet([](const char* /*name*/) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+      for (const int64_t features : {5, 16}) {
+        TestAttention(dtype, {.queries = 11,
+                              .rows = 37,
+                              .key_heads = 2,
+                              .features = features,
+                              .value_features = 18});
+      }
+    }
+  });
+}
+
+TEST(AttentionTest, ALargeOneEndsWithItsAbort) {
+  const TestTile query = Unset(Dtype::kF32, {64, 64, 1, 32});
+  const TestTile rows = Unset(Dtype::kF32, {64, 512, 1, 32});
+  OpContext context;
+  int calls = 0;
+  context.abort_check = [&calls] {
+    ++calls;
+    return absl::AbortedError("the step was aborted");
+  };
+  EXPECT_EQ(ErrorOf(AttentionOp{}, {query, rows, rows}, query, context).code(),
+            absl::StatusCode::kAborted);
+  EXPECT_EQ(calls, 1);
 }
 
 }  // namespace

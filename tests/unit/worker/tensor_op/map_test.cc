@@ -238,7 +238,7 @@ TEST(MapTest, AllInstructionSetsGiveTheSameBits) {
 
 TEST(MapTest, ALargeOneEndsWithItsAbort) {
   const TestTile input = Unset(Dtype::kBF16, {5'000'000});
-  OpContext context = TestContext();
+  OpContext context;
   int calls = 0;
   context.abort_check = [&calls] {
     ++calls;

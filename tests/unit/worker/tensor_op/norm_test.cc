@@ -119,5 +119,35 @@ TEST(NormTest, AllInstructionSetsGiveTheSameBits) {
   }
 }
 
+TEST(NormTest, ALongRowIsThatOfItsPieces) {
+  // Elements are 1 and 3 in turn: the mean is 2, the variance 1, the mean of the squares 5.
+  constexpr int64_t kCount = (int64_t{1} << 21) + 38;
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+    const TestTile input = Repeating(dtype, {1, kCount}, {1, 3});
+    const TestTile weight = Repeating(dtype, {kCount}, {1, 2, 4});
+    const TestTile layer = RunOp(NormOp{.kind = NormKind::kLayer, .weight = 1}, {input, weight});
+    const TestTile rms = RunOp(NormOp{.kind = NormKind::kRms}, {input});
+    for (const size_t i :
+         {size_t{0}, size_t{1}, size_t{65535}, size_t{65536}, static_cast<size_t>(kCount - 1)}) {
+      const double x = i % 2 == 0 ? 1 : 3;
+      EXPECT_NEAR(ValueAt(layer, i), (x - 2) * ValueAt(weight, i), 1e-3) << i;
+      EXPECT_NEAR(ValueAt(rms, i), x / std::sqrt(5.0), 0x1p-8) << i;
+    }
+  }
+}
+
+TEST(NormTest, ALongRowEndsWithItsAbort) {
+  const TestTile input = Unset(Dtype::kF32, {1, (int64_t{1} << 21) + 1});
+  OpContext context;
+  int calls = 0;
+  context.abort_check = [&calls] {
+    ++calls;
+    return absl::AbortedError("the step was aborted");
+  };
+  EXPECT_EQ(ErrorOf(NormOp{.kind = NormKind::kRms}, {input}, input, context).code(),
+            absl::StatusCode::kAborted);
+  EXPECT_EQ(calls, 1);
+}
+
 }  // namespace
 }  // namespace shardmesh::worker::op_test

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,10 +18,8 @@
 #include "program/tensor_op.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
-#include "tensor/buffer.h"
 #include "tensor/dtype.h"
 #include "tensor/float_convert.h"
-#include "worker/kernel/matmul.h"
 #include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker::op_test {
@@ -122,6 +121,29 @@ inline std::vector<double> ValuesOf(const TestTile& tile) {
   return values;
 }
 
+// Returns a whole tensor that repeats the values, rounded to the type. Fast for large ones.
+inline TestTile Repeating(Dtype dtype, Shape shape, const std::vector<double>& values) {
+  TestTile tile = Unset(dtype, std::move(shape));
+  std::vector<char>& bytes = tile.bytes;
+  const TestTile pattern = Made(dtype, {static_cast<int64_t>(values.size())}, values);
+  size_t filled = std::min(pattern.bytes.size(), bytes.size());
+  std::memcpy(bytes.data(), pattern.bytes.data(), filled);
+  while (filled < bytes.size()) {
+    const size_t size = std::min(filled, bytes.size() - filled);
+    std::memcpy(bytes.data() + filled, bytes.data(), size);
+    filled += size;
+  }
+  return tile;
+}
+
+// Returns element `i` of a tensor.
+inline double ValueAt(const TestTile& tile, size_t i) {
+  TestTile element = Unset(tile.dtype, {1});
+  const size_t size = element.bytes.size();
+  std::memcpy(element.bytes.data(), tile.bytes.data() + i * size, size);
+  return ValuesOf(element)[0];
+}
+
 // Returns a whole tensor of numbers between -2 and 2, or of small integers.
 inline TestTile Random(Dtype dtype, Shape shape, uint32_t seed) {
   std::mt19937 random(seed);
@@ -135,20 +157,12 @@ inline TestTile Random(Dtype dtype, Shape shape, uint32_t seed) {
   return Made(dtype, std::move(shape), values);
 }
 
-// The kernel and the memory of all tests.
-inline const OpContext& TestContext() {
-  static MemoryBudget* const budget = new MemoryBudget(int64_t{1} << 30);
-  static const OpContext* const context = new OpContext{.matmul = new MatmulKernel({.threads = 2}),
-                                                        .pool = BufferPool::Create(budget, 0)};
-  return *context;
-}
-
 // Runs the op with one thread, with four, and in the memory of each input that it may overwrite,
 // and expects the same bits each time. `output` has the type, the shape and the tile of the result.
 inline TestTile RunOp(const TensorOp& op, const std::vector<TestTile>& tiles, TestTile output) {
   std::vector<OpInput> inputs;
   for (const TestTile& tile : tiles) inputs.push_back(tile.AsInput());
-  OpContext context = TestContext();
+  OpContext context;
   const absl::Status run = RunTensorOp(op, inputs, output.AsOutput(), context);
   EXPECT_TRUE(run.ok()) << run;
   context.threads = 4;
@@ -184,7 +198,7 @@ inline TestTile RunOp(const TensorOp& op, const std::vector<TestTile>& tiles) {
 }
 
 inline absl::Status ErrorOf(const TensorOp& op, const std::vector<TestTile>& tiles, TestTile output,
-                            OpContext context = TestContext()) {
+                            const OpContext& context = {}) {
   std::vector<OpInput> inputs;
   for (const TestTile& tile : tiles) inputs.push_back(tile.AsInput());
   return RunTensorOp(op, inputs, output.AsOutput(), context);

@@ -118,5 +118,35 @@ TEST(SoftmaxTest, AllInstructionSetsGiveTheSameBits) {
   }
 }
 
+// A row that is so long that it is computed in pieces.
+constexpr int64_t kLongSoftmaxRow = (int64_t{1} << 21) + 37;
+
+TEST(SoftmaxTest, ALongRowIsThatOfItsPieces) {
+  // Elements are 0 and 1 in turn; the mask hides the last one.
+  constexpr auto kLast = static_cast<size_t>(kLongSoftmaxRow - 1);
+  TestTile mask = Repeating(Dtype::kBool, {1, kLongSoftmaxRow}, {1});
+  mask.bytes.back() = 0;
+  const TestTile result = RunOp(SoftmaxOp{.mask = 1, .scale = 2},
+                                {Repeating(Dtype::kBF16, {1, kLongSoftmaxRow}, {0, 1}), mask});
+  const double large = 1 / (static_cast<double>(kLongSoftmaxRow / 2) * (1 + std::exp(-2.0)));
+  for (const size_t i : {size_t{0}, size_t{1}, size_t{32768}, size_t{65537}, kLast - 1}) {
+    const double expected = i % 2 == 1 ? large : large * std::exp(-2.0);
+    EXPECT_NEAR(ValueAt(result, i), expected, expected * 0x1p-8) << i;
+  }
+  EXPECT_EQ(ValueAt(result, kLast), 0);
+}
+
+TEST(SoftmaxTest, ALongRowEndsWithItsAbort) {
+  const TestTile input = Unset(Dtype::kBF16, {1, kLongSoftmaxRow});
+  OpContext context;
+  int calls = 0;
+  context.abort_check = [&calls] {
+    ++calls;
+    return absl::AbortedError("the step was aborted");
+  };
+  EXPECT_EQ(ErrorOf(SoftmaxOp{}, {input}, input, context).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(calls, 1);
+}
+
 }  // namespace
 }  // namespace shardmesh::worker::op_test

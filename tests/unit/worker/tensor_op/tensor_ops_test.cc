@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "tests/testing/status_matchers.h"
@@ -13,7 +12,6 @@
 namespace shardmesh::worker::op_test {
 namespace {
 
-using ::shardmesh::test::IsOk;
 using ::shardmesh::test::kInvalid;
 using ::shardmesh::test::StatusIs;
 
@@ -39,24 +37,6 @@ TEST(TensorOpsTest, RefusesTilesThatDoNotFit) {
   // A type without the function.
   EXPECT_THAT(ErrorOf(exp, {Unset(Dtype::kI32, {2})}, Unset(Dtype::kI32, {2})),
               StatusIs(kInvalid, Reason::kUnsupportedDtype));
-}
-
-TEST(TensorOpsTest, TheCallerCanMakeRoomForWorkingMemory) {
-  MemoryBudget budget(1000);
-  OpContext context = TestContext();
-  context.pool = BufferPool::Create(&budget, 0);
-  const TestTile input = Random(Dtype::kBF16, {1, 64, 1, 8}, 7);
-  std::vector<int64_t> asked_bytes;
-  context.allocate = [&](int64_t size_bytes, std::string_view what) {
-    asked_bytes.push_back(size_bytes);
-    return TestContext().pool->Allocate(size_bytes, what);
-  };
-  EXPECT_THAT(ErrorOf(AttentionOp{}, {input, input, input}, input, context), IsOk());
-  ASSERT_EQ(asked_bytes.size(), 1u);
-  EXPECT_GT(asked_bytes[0], 1000);
-  context.allocate = [](int64_t, std::string_view) { return absl::AbortedError("enough"); };
-  EXPECT_THAT(ErrorOf(AttentionOp{}, {input, input, input}, input, context),
-              StatusIs(absl::StatusCode::kAborted));
 }
 
 }  // namespace
