@@ -97,10 +97,12 @@ std::vector<Case> CasesOf(Dtype dtype) {
   cases.push_back({.name = "attention",
                    .op = AttentionOp{.positions = 3, .mask = 4, .scale = 0.35F},
                    .inputs = {heads, keys, Random(dtype, {2, 6, 2, 8}, 8), positions,
-                              Made(Dtype::kI32, {2, 6}, {1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1})}});
+                              Made(Dtype::kI32, {2, 6}, {1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1})},
+                   .units = 1024});
   cases.push_back({.name = "attention to all rows",
                    .op = AttentionOp{.scale = 0.35F},
-                   .inputs = {heads, keys, Random(dtype, {2, 6, 2, 8}, 8)}});
+                   .inputs = {heads, keys, Random(dtype, {2, 6, 2, 8}, 8)},
+                   .units = 1024});
   cases.push_back(
       {.name = "top-k", .op = TopKOp{.count = 3, .gives_indices = false}, .inputs = {x}});
   cases.push_back(
@@ -148,7 +150,7 @@ class ReferenceOpsTest : public testing::TestWithParam<Dtype> {};
 
 INSTANTIATE_TEST_SUITE_P(All, ReferenceOpsTest,
                          testing::Values(Dtype::kF32, Dtype::kBF16, Dtype::kF16),
-                         [](const auto& info) { return std::string(DtypeName(info.param)); });
+                         [](const auto& tested) { return std::string(DtypeName(tested.param)); });
 
 TEST_P(ReferenceOpsTest, ResultsOfWorkersAreWithinTheBounds) {
   for (const Case& c : CasesOf(GetParam())) {
