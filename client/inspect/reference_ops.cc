@@ -701,9 +701,16 @@ BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector
   const auto terms = static_cast<double>(size) + 2;
   // Products below the normal numbers may become zero.
   error += magnitudes * SumError(terms, precision.roundoff) + terms * precision.tiny;
-  const double scale = std::abs(end.scale);
-  BoundedNumber result = {end.scale * sum + bias.value, Times(scale, error) + bias.bound};
-  result.bound += precision.roundoff * (scale * std::abs(sum) + std::abs(result.value));
+  BoundedNumber product = {end.scale * sum, Times(std::abs(end.scale), error)};
+  product.bound += precision.roundoff * std::abs(product.value);
+  if (end.factor.has_value()) {
+    // Partial sums are multiplied before they are added: each has its own error of rounding.
+    const double largest = std::abs(end.scale * end.factor->value) * magnitudes;
+    product = Combined(MapFunction::kMultiply, product, *end.factor);
+    product.bound += precision.roundoff * largest + terms * precision.tiny;
+  }
+  BoundedNumber result = {product.value + bias.value, product.bound + bias.bound};
+  result.bound += precision.roundoff * std::abs(result.value);
   result = Activated(end.activation, result, precision.roundoff);
   result.bound = RoundedBound(end.dtype, result.value, result.bound);
   return result;

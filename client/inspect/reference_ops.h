@@ -11,6 +11,7 @@
 #define SHARDMESH_CLIENT_INSPECT_REFERENCE_OPS_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -36,11 +37,12 @@ struct ContractedVector {
 // What a linear layer does with a product.
 struct ProductEnd {
   double scale = 1;
+  std::optional<BoundedNumber> factor = std::nullopt;  // of the column, for a weight of I8
   Activation activation = Activation::kNone;
   Dtype dtype = Dtype::kF32;  // of the result
 };
 
-// Returns activation(scale * lhs · rhs + bias), for two vectors of one length.
+// Returns activation(scale * (lhs · rhs) * factor + bias), for two vectors of one length.
 BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector& rhs,
                              BoundedNumber bias, const ProductEnd& end);
 

@@ -26,7 +26,11 @@ absl::StatusOr<ProductDims> DimsOf(const ReferenceProduct& product,
 absl::StatusOr<TensorType> TypeOf(const ProgramOp& op, absl::Span<const TensorType> types) {
   if (const auto product = ProductOf(op); product.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, DimsOf(*product, types));
-    return TensorType{types[product->lhs].dtype, OutputShapeOf(dims)};
+    TensorType type{types[product->lhs].dtype, OutputShapeOf(dims)};
+    if (product->scales.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckScales(types[*product->scales], type.shape.back()));
+    }
+    return type;
   }
   if (const auto* const reshard = std::get_if<ReshardOp>(&op)) return types[reshard->input];
   if (const auto* const tensor_op = std::get_if<TensorOp>(&op)) {
@@ -141,8 +145,9 @@ absl::StatusOr<BoundedTensor> ProductValue(const ReferenceProduct& product, cons
   const ContractedRows rhs(values[product.rhs], dims, ProductSide::kRhs);
   const BoundedTensor* const bias =
       product.bias.has_value() ? values[*product.bias].get() : nullptr;
-  const ProductEnd end = {
-      .scale = product.scale, .activation = product.activation, .dtype = type.dtype};
+  const BoundedTensor* const scales =
+      product.scales.has_value() ? values[*product.scales].get() : nullptr;
+  ProductEnd end = {.scale = product.scale, .activation = product.activation, .dtype = type.dtype};
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t count, ElementCount(type.shape));
   BoundedTensor result{.dtype = type.dtype, .shape = type.shape};
   result.values.resize(static_cast<size_t>(count));
@@ -157,6 +162,9 @@ absl::StatusOr<BoundedTensor> ProductValue(const ReferenceProduct& product, cons
     BoundedNumber added;
     if (bias != nullptr)
       added = {bias->values[coordinates.back()], bias->bound(coordinates.back())};
+    if (scales != nullptr) {
+      end.factor = {scales->values[coordinates.back()], scales->bound(coordinates.back())};
+    }
     const BoundedNumber element =
         ProductElement(lhs.At(coordinates), rhs.At(coordinates), added, end);
     result.values[i] = element.value;
@@ -172,6 +180,7 @@ std::optional<ReferenceProduct> ProductOf(const ProgramOp& op) {
     return ReferenceProduct{.lhs = linear->input,
                             .rhs = linear->weight,
                             .bias = linear->bias,
+                            .scales = linear->scales,
                             .transpose_rhs = linear->weight_layout == WeightLayout::kOutIn,
                             .scale = static_cast<double>(linear->scale),
                             .activation = linear->activation};

@@ -28,6 +28,7 @@ struct ReferenceProduct {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
   std::optional<ValueIndex> bias = std::nullopt;
+  std::optional<ValueIndex> scales = std::nullopt;
   bool transpose_lhs = false;
   bool transpose_rhs = false;
   double scale = 1;

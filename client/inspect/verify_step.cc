@@ -259,11 +259,14 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
   const ArrayDescriptor& out = result.outputs.front().array.descriptor;
   const Operand out_operand(ArraySelector::ById(out.array_id));
   const bool is_contracted = dims.back().extent > 0;
-  const ProductEnd end = {
-      .scale = product.scale, .activation = product.activation, .dtype = out.dtype};
+  ProductEnd end = {.scale = product.scale, .activation = product.activation, .dtype = out.dtype};
   BoundedTensorPtr bias;
   if (product.bias.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(bias, Elements(operands_[*product.bias], options));
+  }
+  BoundedTensorPtr scales;
+  if (product.scales.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(scales, Elements(operands_[*product.scales], options));
   }
   const int64_t columns = out.shape.back();
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t count, ElementCount(out.shape));
@@ -308,6 +311,7 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
       const auto place = static_cast<size_t>(column);
       BoundedNumber added;
       if (bias != nullptr) added = {bias->values[place], bias->bound(place)};
+      if (scales != nullptr) end.factor = {scales->values[place], scales->bound(place)};
       comparison.Add(elements->values[place],
                      ProductElement(VectorOf(*lhs), VectorOf(*rhs), added, end),
                      [&] { return index; });

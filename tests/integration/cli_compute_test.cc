@@ -503,7 +503,9 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
        .view = *TensorView::Create(Dtype::kF32, {8}, scale_bytes),
        .spec = PartitionSpec()}};
   ASSERT_THAT(cluster_->client().arrays().PutTensors(tensors), IsOk());
-  ASSERT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--out", Path("q.npy")}).exit_code, 0);
+  const CommandResult quantised =
+      linear({"--weight=w8", "--scales=w8.scale", "--verify", "--out", Path("q.npy")});
+  ASSERT_EQ(quantised.exit_code, 0) << quantised.err;
   const std::vector<float> x = FloatsOf(Path("x.npy"));
   std::vector<float> products;
   for (size_t i = 0; i < 4 * 8; ++i) {

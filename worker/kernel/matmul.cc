@@ -719,11 +719,16 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
     SHARDMESH_RETURN_IF_ERROR(
         CheckOperand("rhs", operands.rhs.size(), spec.rhs_dtype, spec.k * spec.n));
   } else if (const Packing& have = packed->packing;
-             have.k != spec.k || have.n != spec.n || have.rhs_dtype != spec.rhs_dtype) {
+             have.k != spec.k || have.n != spec.n || have.rhs_dtype != spec.rhs_dtype ||
+             (packed->own_panels != nullptr) != HasPanels(spec)) {
+    // One packing in panels serves all floats.
+    const std::string_view left =
+        packed->own_panels != nullptr ? "floats" : DtypeName(have.lhs_dtype);
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat("weights packed as ", DtypeName(have.rhs_dtype), " [", have.k, ", ", have.n,
-               "] are used as ", DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "]"),
+               "] for a left operand of ", left, " are used as ", DtypeName(spec.rhs_dtype), " [",
+               spec.k, ", ", spec.n, "] for one of ", DtypeName(spec.lhs_dtype)),
         {{fact::kHave, StrCat(have.k, ",", have.n)},
          {fact::kNeed, StrCat(spec.k, ",", spec.n)},
          {fact::kOp, "matmul"}});
@@ -773,8 +778,8 @@ BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {
 }
 
 int64_t MatmulKernel::LikelyPackedBytes(const MatmulSpec& spec) const {
-  const bool is_widened = IsWidened(spec.rhs_dtype) && !HasPanels(spec);
-  return spec.k * spec.n * ElementBytes(is_widened ? Dtype::kF32 : spec.rhs_dtype);
+  if (HasPanels(spec)) return WeightPanels::SizeBytes(spec.rhs_dtype, spec.k, spec.n);
+  return spec.k * spec.n * ElementBytes(IsWidened(spec.rhs_dtype) ? Dtype::kF32 : spec.rhs_dtype);
 }
 
 absl::Status MatmulKernel::RunStreamed(const MatmulSpec& spec, const MatmulOperands& operands,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "absl/base/config.h"
 #include "absl/functional/function_ref.h"
 #include "process/thread_pool.h"
 #include "status/status_macros.h"
@@ -28,7 +29,7 @@ size_t Size(int64_t count) { return static_cast<size_t>(count); }
 // Calls body(i) for each i in [0, count). OpenMP's threads are those of oneDNN's products, and wait
 // for work for a while. ThreadSanitizer does not see how they synchronise.
 void OnThreads(int64_t count, int threads, absl::FunctionRef<void(int64_t i)> body) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
   RunOnThreads(Size(count), Size(threads), [&](size_t i) { body(static_cast<int64_t>(i)); });
 #else
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 1)
@@ -46,6 +47,10 @@ WeightPanels::WeightPanels(Dtype dtype, int64_t k, int64_t n, bool is_transposed
       is_transposed_(is_transposed),
       data_(AllocateAligned(Size(size_bytes()))) {}
 
+int64_t WeightPanels::SizeBytes(Dtype dtype, int64_t k, int64_t n) {
+  return RowPitch(n) * k * (BitsPerElement(dtype) / 8);
+}
+
 int64_t WeightPanels::ColumnsOf(int64_t panel) const {
   return std::min(kColumns, n_ - panel * kColumns);
 }
@@ -54,7 +59,7 @@ int64_t WeightPanels::PitchOf(int64_t panel) const {
   return (ColumnsOf(panel) + kGranule - 1) / kGranule * kGranule;
 }
 
-int64_t WeightPanels::RowPitch() const { return (n_ + kGranule - 1) / kGranule * kGranule; }
+int64_t WeightPanels::RowPitch(int64_t n) { return (n + kGranule - 1) / kGranule * kGranule; }
 
 const char* WeightPanels::At(int64_t row, int64_t column) const {
   const int64_t panel = column / kColumns;

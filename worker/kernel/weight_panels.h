@@ -50,8 +50,11 @@ class WeightPanels {
                                                                   absl::Span<const char> weights,
                                                                   const AbortCheck& abort_check);
 
+  // Returns the memory of the panels of a matrix [k, n].
+  static int64_t SizeBytes(Dtype dtype, int64_t k, int64_t n);
+
   // Returns the memory of the panels.
-  int64_t size_bytes() const { return RowPitch() * k_ * element_bytes_; }
+  int64_t size_bytes() const { return SizeBytes(dtype_, k_, n_); }
 
   // Runs a product. The columns of a panel are computed by one of `threads` threads, so that the
   // bits do not depend on their number. Calls `abort_check`, if it is not null, after every
@@ -73,8 +76,8 @@ class WeightPanels {
   // Returns the number of columns of a panel, and this number with those that pad it.
   int64_t ColumnsOf(int64_t panel) const;
   int64_t PitchOf(int64_t panel) const;
-  // Returns the padded number of columns of all panels.
-  int64_t RowPitch() const;
+  // Returns the padded number of columns of all panels of a matrix with n columns.
+  static int64_t RowPitch(int64_t n);
   // Returns the place of an element.
   const char* At(int64_t row, int64_t column) const;
 

@@ -71,6 +71,17 @@ TEST(ReferenceProgramTest, ProductsOfAllOrientations) {
       .outputs = {4}};
   EXPECT_THAT(ValuesOf(LastOf(layer, {a, b_transposed, Whole({2}, {-10, 1})})),
               ElementsAre(0, 11, 10, 23));
+  // A weight of I8, with a factor for each output feature.
+  Program quantised = layer;
+  quantised.operand_count = 4;
+  std::get<LinearOp>(quantised.ops[0]).scales = 3;
+  std::get<ReshardOp>(quantised.ops[1]).input = 4;
+  const BoundedTensorPtr integers = Whole({2, 3}, {1, 0, 1, 0, 1, 1}, Dtype::kI8);
+  const BoundedTensorPtr bias = Whole({2}, {-10, 1});
+  EXPECT_THAT(ValuesOf(LastOf(quantised, {a, integers, bias, Whole({2}, {0.5, 3})})),
+              ElementsAre(0, 31, 0, 67));
+  EXPECT_THAT(LastOf(quantised, {a, integers, bias, Whole({3}, {0.5, 3, 1})}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
   // A batch that is broadcast, and an input of one dimension.
   const Program batches = {
       .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};

@@ -376,6 +376,20 @@ TEST(MatmulTest, LargePackedWeightsTakeHardlyMoreMemoryThanPlainOnes) {
   }
 }
 
+// The columns of a panel are padded, which the budget must know before weights are packed.
+TEST(MatmulTest, TheMemoryOfNarrowWeightsThatKeepTheirTypeIsKnownBeforeTheyArePacked) {
+  MatmulKernel kernel({.threads = 1});
+  for (const int64_t n : {1, 15, 16, 17, 70}) {
+    for (const Dtype dtype : {Dtype::kI8, Dtype::kF16}) {
+      MatmulSpec spec = SpecOf(4, n, 300, dtype == Dtype::kI8 ? Dtype::kF32 : dtype);
+      spec.rhs_dtype = dtype;
+      const std::vector<char> rhs = AnyBytes(spec.k * n * BitsPerElement(dtype) / 8);
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
+      EXPECT_EQ(packed->size_bytes(), kernel.LikelyPackedBytes(spec)) << n << DtypeName(dtype);
+    }
+  }
+}
+
 TEST(MatmulTest, ConvertedWeightsAreNotUnpacked) {
   MatmulKernel kernel({.threads = 1, .converts_all = true});
   const Matrix rhs(Dtype::kBF16, 64 * 64, 2), floats(Dtype::kF32, 64 * 64, 2);
@@ -651,6 +665,27 @@ TEST(MatmulTest, RefusesWhatDoesNotFit) {
                                            absl::MakeSpan(bytes).first(16),
                                            packed.get()}),
               kShape);
+}
+
+// Weights of I8 are packed in one way for I8, and in another for floats.
+TEST(MatmulTest, RefusesWeightsThatArePackedForAnotherLeftOperand) {
+  MatmulKernel kernel({.threads = 1});
+  for (const int64_t m : {int64_t{1}, int64_t{20}}) {
+    MatmulSpec floats = SpecOf(m, 5, 7);
+    floats.rhs_dtype = Dtype::kI8;
+    const MatmulSpec integers = SpecOf(m, 5, 7, Dtype::kI8);
+    const Matrix rhs(Dtype::kI8, 5 * 7, 2);
+    for (const auto& [packed_for, used_for] :
+         {std::pair(&floats, &integers), std::pair(&integers, &floats)}) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(*packed_for, rhs.bytes));
+      const Matrix lhs(used_for->lhs_dtype, m * 7, 1);
+      Matrix out(Dtype::kF32, m * 5, 3);
+      const absl::Status refused =
+          kernel.Run(*used_for, {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed.get()});
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("for a left operand of "));
+    }
+  }
 }
 
 TEST(EpilogueTest, AppliesBiasAndActivationToReducedSums) {
