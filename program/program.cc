@@ -76,7 +76,8 @@ absl::Status CheckProductTypes(Dtype lhs, Dtype rhs, bool has_scales, bool rhs_i
   if (is_float && (is_quantised || (lhs == rhs && !has_scales))) return absl::OkStatus();
   const bool lacks_scales = is_float && rhs == Dtype::kI8;
   const std::string_view advice =
-      has_scales                      ? "; only weights of I8 have scales"
+      is_quantised                    ? "; a weight of I8 needs an input of F32, BF16 or F16"
+      : has_scales                    ? "; only weights of I8 have scales"
       : lacks_scales && rhs_is_weight ? "; weights of I8 need their scales"
       : lacks_scales                  ? "; only linear layers have weights of I8, with scales"
                                       : "; both must be F32, both BF16 or both F16";

@@ -162,7 +162,8 @@ TEST(PlanBuilderTest, RefusesScalesThatDoNotFit) {
   EXPECT_EQ(refusal(Dtype::kBF16, Dtype::kI8, scales), "");
   EXPECT_EQ(refusal(Dtype::kF16, Dtype::kI8, scales), "");
   EXPECT_THAT(refusal(Dtype::kF32, Dtype::kF32, scales), HasSubstr("only weights of I8 have"));
-  EXPECT_THAT(refusal(Dtype::kI8, Dtype::kI8, scales), HasSubstr("cannot multiply I8 by I8"));
+  EXPECT_THAT(refusal(Dtype::kI8, Dtype::kI8, scales),
+              HasSubstr("cannot multiply I8 by I8 with scales; a weight of I8 needs an input of"));
   EXPECT_THAT(refusal(Dtype::kF32, Dtype::kI8, Value({4}, PartitionSpec())),
               HasSubstr("the scales have shape (4,); it must be (8,)"));
   EXPECT_THAT(refusal(Dtype::kF32, Dtype::kI8, Value({8}, PartitionSpec(), Dtype::kBF16)),

@@ -673,7 +673,7 @@ TEST(MatmulTest, RefusesWeightsThatArePackedForAnotherLeftOperand) {
   for (const int64_t m : {int64_t{1}, int64_t{20}}) {
     MatmulSpec floats = SpecOf(m, 5, 7);
     floats.rhs_dtype = Dtype::kI8;
-    const MatmulSpec integers = SpecOf(m, 5, 7, Dtype::kI8);
+    MatmulSpec integers = SpecOf(m, 5, 7, Dtype::kI8);
     const Matrix rhs(Dtype::kI8, 5 * 7, 2);
     for (const auto& [packed_for, used_for] :
          {std::pair(&floats, &integers), std::pair(&integers, &floats)}) {
