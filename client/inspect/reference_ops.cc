@@ -700,10 +700,23 @@ BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector
   const Precision precision = ComputedPrecisionOf(end.dtype);
   const auto terms = static_cast<double>(size) + 2;
   // Products below the normal numbers may become zero.
-  error += magnitudes * SumError(terms, precision.roundoff) + terms * precision.tiny;
-  const double scale = std::abs(end.scale);
-  BoundedNumber result = {end.scale * sum + bias.value, Times(scale, error) + bias.bound};
-  result.bound += precision.roundoff * (scale * std::abs(sum) + std::abs(result.value));
+  error += (magnitudes + error) * SumError(terms, precision.roundoff) + terms * precision.tiny;
+  // Parts of the sum may be larger than the sum.
+  double largest = magnitudes + error;
+  const auto scaled = [&](BoundedNumber x, BoundedNumber factor) {
+    x = Combined(MapFunction::kMultiply, x, factor);
+    x.bound += precision.roundoff * std::abs(x.value) + precision.tiny;
+    magnitudes *= std::abs(factor.value) + factor.bound;
+    largest = std::max(largest, magnitudes + x.bound);
+    return x;
+  };
+  BoundedNumber result = {sum, error};
+  if (end.scale != 1) result = scaled(result, {.value = end.scale});
+  if (end.factor.value != 1 || end.factor.bound > 0) result = scaled(result, end.factor);
+  result = Combined(MapFunction::kAdd, result, bias);
+  result.bound += precision.roundoff * (std::abs(result.value) + std::abs(bias.value));
+  largest = std::max(largest, magnitudes + std::abs(bias.value) + result.bound);
+  if (!(largest < precision.largest)) result.bound = kInfinity;
   result = Activated(end.activation, result, precision.roundoff);
   result.bound = RoundedBound(end.dtype, result.value, result.bound);
   return result;

@@ -36,11 +36,13 @@ struct ContractedVector {
 // What a linear layer does with a product.
 struct ProductEnd {
   double scale = 1;
+  BoundedNumber factor = {.value = 1};  // of the output feature: LinearOp::scales
   Activation activation = Activation::kNone;
   Dtype dtype = Dtype::kF32;  // of the result
 };
 
-// Returns activation(scale * lhs · rhs + bias), for two vectors of one length.
+// Returns activation(scale * (lhs · rhs) * factor + bias), for two vectors of one length. The bound
+// is infinite if a worker's sums may exceed the numbers of the type in which it computes.
 BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector& rhs,
                              BoundedNumber bias, const ProductEnd& end);
 

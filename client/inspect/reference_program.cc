@@ -16,6 +16,16 @@
 namespace shardmesh::client {
 namespace {
 
+absl::Status CheckInputs(const ProgramOp& op, size_t values) {
+  for (const ValueIndex input : InputsOfOp(op)) {
+    if (input < values) continue;
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("reads value ", input, ", but there are only ", values,
+                                  " values before it; use one of these"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ProductDims> DimsOf(const ReferenceProduct& product,
                                    absl::Span<const TensorType> types) {
   return ProductDimsOf(types[product.lhs].shape, product.transpose_lhs, types[product.rhs].shape,
@@ -24,6 +34,7 @@ absl::StatusOr<ProductDims> DimsOf(const ReferenceProduct& product,
 
 // Returns the type of an op's result. `types` are those of the values before it.
 absl::StatusOr<TensorType> TypeOf(const ProgramOp& op, absl::Span<const TensorType> types) {
+  SHARDMESH_RETURN_IF_ERROR(CheckInputs(op, types.size()));
   if (const auto product = ProductOf(op); product.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, DimsOf(*product, types));
     return TensorType{types[product->lhs].dtype, OutputShapeOf(dims)};
@@ -141,8 +152,9 @@ absl::StatusOr<BoundedTensor> ProductValue(const ReferenceProduct& product, cons
   const ContractedRows rhs(values[product.rhs], dims, ProductSide::kRhs);
   const BoundedTensor* const bias =
       product.bias.has_value() ? values[*product.bias].get() : nullptr;
-  const ProductEnd end = {
-      .scale = product.scale, .activation = product.activation, .dtype = type.dtype};
+  const BoundedTensor* const scales =
+      product.scales.has_value() ? values[*product.scales].get() : nullptr;
+  ProductEnd end = {.scale = product.scale, .activation = product.activation, .dtype = type.dtype};
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t count, ElementCount(type.shape));
   BoundedTensor result{.dtype = type.dtype, .shape = type.shape};
   result.values.resize(static_cast<size_t>(count));
@@ -154,9 +166,10 @@ absl::StatusOr<BoundedTensor> ProductValue(const ReferenceProduct& product, cons
       coordinates[dim] = rest % static_cast<size_t>(type.shape[dim]);
       rest /= static_cast<size_t>(type.shape[dim]);
     }
+    const size_t column = coordinates.back();
     BoundedNumber added;
-    if (bias != nullptr)
-      added = {bias->values[coordinates.back()], bias->bound(coordinates.back())};
+    if (bias != nullptr) added = {bias->values[column], bias->bound(column)};
+    if (scales != nullptr) end.factor = {scales->values[column], scales->bound(column)};
     const BoundedNumber element =
         ProductElement(lhs.At(coordinates), rhs.At(coordinates), added, end);
     result.values[i] = element.value;
@@ -172,6 +185,7 @@ std::optional<ReferenceProduct> ProductOf(const ProgramOp& op) {
     return ReferenceProduct{.lhs = linear->input,
                             .rhs = linear->weight,
                             .bias = linear->bias,
+                            .scales = linear->scales,
                             .transpose_rhs = linear->weight_layout == WeightLayout::kOutIn,
                             .scale = static_cast<double>(linear->scale),
                             .activation = linear->activation};
