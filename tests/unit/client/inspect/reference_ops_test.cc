@@ -323,6 +323,46 @@ TEST(ReferenceOpsTest, IntegersOfUnsureFloatsAreUnknown) {
   EXPECT_TRUE(std::isinf(unsure.bounds[2])) << "beyond the type";
 }
 
+// Integers that a program converts from floats may have infinite bounds.
+TEST(ReferenceOpsTest, UnknownPositionsAndMasksMakeResultsUnknown) {
+  const auto result_of = [](const TensorOp& op, const std::vector<TestTile>& tiles,
+                            size_t unknown_input, size_t unknown_element) {
+    std::vector<BoundedTensorPtr> inputs;
+    std::vector<TensorType> types;
+    for (const TestTile& tile : tiles) {
+      BoundedTensor tensor = Exact(tile);
+      if (inputs.size() == unknown_input) {
+        tensor.bounds.assign(tensor.size(), 0);
+        tensor.bounds[unknown_element] = INFINITY;
+      }
+      inputs.push_back(std::make_shared<const BoundedTensor>(std::move(tensor)));
+      types.push_back({tile.dtype, tile.shape});
+    }
+    const BoundedTensor result = *ReferenceResult(op, *ResultTypeOf(op, types), inputs);
+    std::vector<bool> is_known;
+    for (const double bound : result.bounds) is_known.push_back(std::isfinite(bound));
+    return is_known;
+  };
+  const TestTile mask = Made(Dtype::kI32, {2, 2}, {1, 1, 1, 1});
+  EXPECT_EQ(result_of(SoftmaxOp{.mask = 1}, {Made(Dtype::kF32, {2, 2}, {1, 2, 3, 4}), mask}, 1, 0),
+            (std::vector<bool>{false, false, true, true}));
+  const TestTile x = Made(Dtype::kF32, {2, 1, 1, 2}, {1, 2, 3, 4});
+  const TestTile keys = Made(Dtype::kF32, {2, 2, 1, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  const TestTile positions = Made(Dtype::kI32, {2, 1}, {1, 1});
+  const AttentionOp attention{.positions = 3, .mask = 4};
+  EXPECT_EQ(result_of(attention, {x, keys, keys, positions, mask}, 3, 0),
+            (std::vector<bool>{false, false, true, true}));
+  EXPECT_EQ(result_of(attention, {x, keys, keys, positions, mask}, 4, 3),
+            (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(result_of(RotaryOp{}, {x, positions, Made(Dtype::kF32, {1}, {0.5})}, 1, 1),
+            (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(result_of(UpdateRowsOp{},
+                      {Made(Dtype::kF32, {2, 2, 1}, {1, 2, 3, 4}),
+                       Made(Dtype::kF32, {2, 1, 1}, {5, 6}), positions},
+                      2, 0),
+            (std::vector<bool>{false, false, true, true}));
+}
+
 TEST(ReferenceOpsTest, ANumberBeyondTheTypeIsUnknown) {
   EXPECT_TRUE(std::isinf(RoundedBound(Dtype::kF16, 65510, 0)));
   EXPECT_FALSE(std::isinf(RoundedBound(Dtype::kBF16, 65510, 0)));
