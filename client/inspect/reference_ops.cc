@@ -330,14 +330,20 @@ BoundedTensor ResultOf(const SoftmaxOp& op, const TensorType& type, Inputs input
   std::vector<BoundedNumber> row(size);
   std::vector<bool> is_seen(size, true);
   for (size_t first = 0; first < result.size(); first += size) {
+    bool is_known = true;
     for (size_t i = 0; i < size; ++i) {
       const double x = scale * input.values[first + i];
       row[i] = {x, Times(std::abs(scale), input.bound(first + i)) + 4 * roundoff * std::abs(x)};
       if (mask == nullptr) continue;
-      is_seen[i] = mask->values[Broadcast(type.shape, mask->shape, first + i)] != 0;
+      const BoundedNumber masked = At(*mask, Broadcast(type.shape, mask->shape, first + i));
+      is_seen[i] = masked.value != 0;
+      is_known = is_known && masked.bound == 0;
     }
     Soften(&row, is_seen, roundoff);
-    for (size_t i = 0; i < size; ++i) Store(&result, first + i, row[i]);
+    for (size_t i = 0; i < size; ++i) {
+      Store(&result, first + i, row[i]);
+      if (!is_known) Forget(&result, first + i);
+    }
   }
   return result;
 }
@@ -425,10 +431,10 @@ BoundedTensor ResultOf(const ReduceOp& op, const TensorType& type, Inputs inputs
 }
 
 // Returns the position of a row, of which `positions` has one for each sequence and place, or for
-// each place.
-double PositionOf(const BoundedTensor& positions, size_t sequence, size_t place) {
+// each place. Positions are integers: their bounds are 0, or infinity if they are unknown.
+BoundedNumber PositionOf(const BoundedTensor& positions, size_t sequence, size_t place) {
   const size_t length = Count(positions.shape.back());
-  return positions.values[positions.shape.size() == 2 ? sequence * length + place : place];
+  return At(positions, positions.shape.size() == 2 ? sequence * length + place : place);
 }
 
 BoundedTensor ResultOf(const RotaryOp& op, const TensorType& type, Inputs inputs) {
@@ -441,11 +447,10 @@ BoundedTensor ResultOf(const RotaryOp& op, const TensorType& type, Inputs inputs
   const double roundoff = ComputedPrecisionOf(type.dtype).roundoff;
   for (size_t first = 0; first < result.size(); first += features) {
     const size_t row = first / features / heads;
-    const double position = PositionOf(*inputs[1], row / length, row % length);
+    const BoundedNumber position = PositionOf(*inputs[1], row / length, row % length);
     for (size_t i = 0; i < features / 2; ++i) {
-      const double angle = position * frequencies.values[i];
-      const double angle_error =
-          Times(std::abs(position), frequencies.bound(i)) + 4 * roundoff * (1 + std::abs(angle));
+      const auto [angle, spread] = Combined(MapFunction::kMultiply, position, At(frequencies, i));
+      const double angle_error = spread + 4 * roundoff * (1 + std::abs(angle));
       const BoundedNumber cosine = {std::cos(angle), angle_error};
       const BoundedNumber sine = {std::sin(angle), angle_error};
       const size_t a = first + (op.is_interleaved ? 2 * i : i);
@@ -516,12 +521,17 @@ BoundedTensor ResultOf(const AttentionOp& op, const TensorType& type, Inputs inp
     const auto row_of = [&](size_t row) {
       return (sequence * rows + row) * key_heads + head / (heads / key_heads);
     };
+    const BoundedNumber position =
+        positions == nullptr ? BoundedNumber() : PositionOf(*positions, sequence, place);
+    bool is_known = position.bound == 0;
     for (size_t row = 0; row < rows; ++row) {
       weights[row] = ProductElement(vector(query, i * features, features),
                                     vector(keys, row_of(row) * features, features), {}, score_end);
-      is_seen[row] = (positions == nullptr ||
-                      static_cast<double>(row) <= PositionOf(*positions, sequence, place)) &&
-                     (mask == nullptr || mask->values[sequence * rows + row] != 0);
+      const BoundedNumber masked =
+          mask == nullptr ? BoundedNumber{.value = 1} : At(*mask, sequence * rows + row);
+      is_seen[row] =
+          (positions == nullptr || static_cast<double>(row) <= position.value) && masked.value != 0;
+      is_known = is_known && masked.bound == 0;
     }
     Soften(&weights, is_seen, roundoff);
     for (size_t feature = 0; feature < value_features; ++feature) {
@@ -536,6 +546,7 @@ BoundedTensor ResultOf(const AttentionOp& op, const TensorType& type, Inputs inp
       }
       sum.bound += (sum_error + weight_error) * magnitudes;
       Store(&result, i * value_features + feature, sum);
+      if (!is_known) Forget(&result, i * value_features + feature);
     }
   }
   return result;
@@ -660,11 +671,21 @@ BoundedTensor ResultOf(const UpdateRowsOp&, const TensorType& type, Inputs input
   const size_t rows = Count(type.shape[1]);
   const size_t length = Count(update.shape[1]);
   const size_t row_size = result.size() / rows / Count(type.shape[0]);
+  std::optional<size_t> unknown;  // a sequence of which all rows are
   for (size_t i = 0; i < update.size(); ++i) {
     const size_t sequence = i / row_size / length;
-    const double position = PositionOf(*inputs[2], sequence, i / row_size % length);
-    if (position < 0 || position >= static_cast<double>(rows)) continue;
-    const size_t row = sequence * rows + static_cast<size_t>(position);
+    if (unknown == sequence) continue;
+    const BoundedNumber position = PositionOf(*inputs[2], sequence, i / row_size % length);
+    if (position.bound > 0) {
+      // Any row of the sequence may get this one.
+      const size_t begin = sequence * rows * row_size;
+      std::fill_n(result.bounds.begin() + static_cast<std::ptrdiff_t>(begin), rows * row_size,
+                  kInfinity);
+      unknown = sequence;
+      continue;
+    }
+    if (position.value < 0 || position.value >= static_cast<double>(rows)) continue;
+    const size_t row = sequence * rows + static_cast<size_t>(position.value);
     Copy(update, i, &result, row * row_size + i % row_size);
   }
   return result;
@@ -700,17 +721,23 @@ BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector
   const Precision precision = ComputedPrecisionOf(end.dtype);
   const auto terms = static_cast<double>(size) + 2;
   // Products below the normal numbers may become zero.
-  error += magnitudes * SumError(terms, precision.roundoff) + terms * precision.tiny;
-  BoundedNumber product = {end.scale * sum, Times(std::abs(end.scale), error)};
-  product.bound += precision.roundoff * std::abs(product.value);
-  if (end.factor.has_value()) {
-    // Partial sums are multiplied before they are added: each has its own error of rounding.
-    const double largest = std::abs(end.scale * end.factor->value) * magnitudes;
-    product = Combined(MapFunction::kMultiply, product, *end.factor);
-    product.bound += precision.roundoff * largest + terms * precision.tiny;
-  }
-  BoundedNumber result = {product.value + bias.value, product.bound + bias.bound};
-  result.bound += precision.roundoff * std::abs(result.value);
+  error += (magnitudes + error) * SumError(terms, precision.roundoff) + terms * precision.tiny;
+  // Parts of the sum may be larger than the sum.
+  double largest = magnitudes + error;
+  const auto scaled = [&](BoundedNumber x, BoundedNumber factor) {
+    x = Combined(MapFunction::kMultiply, x, factor);
+    x.bound += precision.roundoff * std::abs(x.value) + precision.tiny;
+    magnitudes *= std::abs(factor.value) + factor.bound;
+    largest = std::max(largest, magnitudes + x.bound);
+    return x;
+  };
+  BoundedNumber result = {sum, error};
+  if (end.scale != 1) result = scaled(result, {.value = end.scale});
+  if (end.factor.value != 1 || end.factor.bound > 0) result = scaled(result, end.factor);
+  result = Combined(MapFunction::kAdd, result, bias);
+  result.bound += precision.roundoff * (std::abs(result.value) + std::abs(bias.value));
+  largest = std::max(largest, magnitudes + std::abs(bias.value) + result.bound);
+  if (!(largest < precision.largest)) result.bound = kInfinity;
   result = Activated(end.activation, result, precision.roundoff);
   result.bound = RoundedBound(end.dtype, result.value, result.bound);
   return result;

@@ -11,7 +11,6 @@
 #define SHARDMESH_CLIENT_INSPECT_REFERENCE_OPS_H_
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -37,12 +36,13 @@ struct ContractedVector {
 // What a linear layer does with a product.
 struct ProductEnd {
   double scale = 1;
-  std::optional<BoundedNumber> factor = std::nullopt;  // of the column, for a weight of I8
+  BoundedNumber factor = {.value = 1};  // of the output feature: LinearOp::scales
   Activation activation = Activation::kNone;
   Dtype dtype = Dtype::kF32;  // of the result
 };
 
-// Returns activation(scale * (lhs · rhs) * factor + bias), for two vectors of one length.
+// Returns activation(scale * (lhs · rhs) * factor + bias), for two vectors of one length. The bound
+// is infinite if a worker's sums may exceed the numbers of the type in which it computes.
 BoundedNumber ProductElement(const ContractedVector& lhs, const ContractedVector& rhs,
                              BoundedNumber bias, const ProductEnd& end);
 

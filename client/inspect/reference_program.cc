@@ -16,6 +16,16 @@
 namespace shardmesh::client {
 namespace {
 
+absl::Status CheckInputs(const ProgramOp& op, size_t values) {
+  for (const ValueIndex input : InputsOfOp(op)) {
+    if (input < values) continue;
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("reads value ", input, ", but there are only ", values,
+                                  " values before it; use one of these"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ProductDims> DimsOf(const ReferenceProduct& product,
                                    absl::Span<const TensorType> types) {
   return ProductDimsOf(types[product.lhs].shape, product.transpose_lhs, types[product.rhs].shape,
@@ -24,13 +34,10 @@ absl::StatusOr<ProductDims> DimsOf(const ReferenceProduct& product,
 
 // Returns the type of an op's result. `types` are those of the values before it.
 absl::StatusOr<TensorType> TypeOf(const ProgramOp& op, absl::Span<const TensorType> types) {
+  SHARDMESH_RETURN_IF_ERROR(CheckInputs(op, types.size()));
   if (const auto product = ProductOf(op); product.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, DimsOf(*product, types));
-    TensorType type{types[product->lhs].dtype, OutputShapeOf(dims)};
-    if (product->scales.has_value()) {
-      SHARDMESH_RETURN_IF_ERROR(CheckScales(types[*product->scales], type.shape.back()));
-    }
-    return type;
+    return TensorType{types[product->lhs].dtype, OutputShapeOf(dims)};
   }
   if (const auto* const reshard = std::get_if<ReshardOp>(&op)) return types[reshard->input];
   if (const auto* const tensor_op = std::get_if<TensorOp>(&op)) {
@@ -159,12 +166,10 @@ absl::StatusOr<BoundedTensor> ProductValue(const ReferenceProduct& product, cons
       coordinates[dim] = rest % static_cast<size_t>(type.shape[dim]);
       rest /= static_cast<size_t>(type.shape[dim]);
     }
+    const size_t column = coordinates.back();
     BoundedNumber added;
-    if (bias != nullptr)
-      added = {bias->values[coordinates.back()], bias->bound(coordinates.back())};
-    if (scales != nullptr) {
-      end.factor = {scales->values[coordinates.back()], scales->bound(coordinates.back())};
-    }
+    if (bias != nullptr) added = {bias->values[column], bias->bound(column)};
+    if (scales != nullptr) end.factor = {scales->values[column], scales->bound(column)};
     const BoundedNumber element =
         ProductElement(lhs.At(coordinates), rhs.At(coordinates), added, end);
     result.values[i] = element.value;

@@ -42,7 +42,8 @@ std::optional<ReferenceProduct> ProductOf(const ProgramOp& op);
 // program.operand_count types.
 //
 // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective, whose result depends on how its
-// operand lies. INVALID_ARGUMENT: an op does not fit its inputs.
+// operand lies. INVALID_ARGUMENT: an op does not fit its inputs, or there is no value of the number
+// that it reads (BAD_FIELD).
 absl::StatusOr<std::vector<TensorType>> TypesOfValues(const Program& program,
                                                       absl::Span<const TensorType> operands);
 

@@ -156,9 +156,11 @@ absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Prog
 
 absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
                                                           const LinearLayerCall& call,
+                                                          const VerifyOptions& verify_options,
                                                           const CallOptions& options) {
   StepVerifier verifier;
   verifier.client_ = client;
+  verifier.verify_options_ = verify_options;
   std::vector<Operand> operands = {call.input};
   for (size_t i = 0; i < call.weights.size(); ++i) {
     operands.push_back(call.weights[i]);
@@ -282,13 +284,17 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
       SampleIndices(columns, sampled_columns, verify_options_.seed + 1);
 
   const BoundedTensorPtr nothing = std::make_shared<const BoundedTensor>();
-  std::map<std::string, BoundedTensorPtr> vectors;  // of the right operand, by their tiles
+  // Columns of the right operand, by their tiles: as many as the memory for whole programs holds.
+  std::map<std::string, BoundedTensorPtr> vectors;
+  const auto most_vectors =
+      static_cast<size_t>(kMaxReferenceElements / std::max<int64_t>(dims.back().extent, 1) + 1);
   const auto vector = [&](ProductSide of,
                           absl::Span<const int64_t> index) -> absl::StatusOr<BoundedTensorPtr> {
     const bool is_lhs = of == ProductSide::kLhs;
     if (!is_contracted) return nothing;
     const Tile tile = VectorOf(dims, of, is_lhs ? lhs_shape : rhs_shape, index);
     if (is_lhs) return Elements(operands_[product.lhs], options, tile);
+    if (vectors.size() >= most_vectors) vectors.clear();
     BoundedTensorPtr& known = vectors[tile.ToString()];
     if (known == nullptr) {
       SHARDMESH_ASSIGN_OR_RETURN(known, Elements(operands_[product.rhs], options, tile));

@@ -80,6 +80,7 @@ class StepVerifier {
   // bias.
   static absl::StatusOr<StepVerifier> CreateForLayer(MeshClient* client,
                                                      const LinearLayerCall& call,
+                                                     const VerifyOptions& verify_options = {},
                                                      const CallOptions& options = {});
 
   // The operands of the step, with the arrays by their ids: a name may mean another array soon.

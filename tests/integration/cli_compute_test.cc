@@ -354,6 +354,7 @@ TEST_F(ClusterCommandTest, VerifiesAndTracesSteps) {
                                            "--trace", Path("sum.json"), "--output", "json"});
   ASSERT_EQ(sum.exit_code, 0) << sum.err;
   EXPECT_EQ(json::parse(sum.out)["trace"]["path"], Path("sum.json"));
+  EXPECT_EQ(json::parse(sum.out)["trace"]["missing_ranks"], 0);
 
   ExpectRefused({{"a timeline in a folder that there is not",
                   {"matmul", Path("a.npy"), "w", "--transpose-b", "--trace", Path("no/t.json")},
@@ -503,9 +504,10 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
        .view = *TensorView::Create(Dtype::kF32, {8}, scale_bytes),
        .spec = PartitionSpec()}};
   ASSERT_THAT(cluster_->client().arrays().PutTensors(tensors), IsOk());
-  const CommandResult quantised =
-      linear({"--weight=w8", "--scales=w8.scale", "--verify", "--out", Path("q.npy")});
-  ASSERT_EQ(quantised.exit_code, 0) << quantised.err;
+  const CommandResult scaled = linear({"--weight=w8", "--scales=w8.scale", "--out", Path("q.npy"),
+                                       "--verify", "--verify-samples=32"});
+  ASSERT_EQ(scaled.exit_code, 0) << scaled.err;
+  EXPECT_THAT(scaled.out, HasSubstr("\nVerified 32 elements of output 0: "));
   const std::vector<float> x = FloatsOf(Path("x.npy"));
   std::vector<float> products;
   for (size_t i = 0; i < 4 * 8; ++i) {

@@ -26,6 +26,8 @@ void StepTracer::Add(const Ended& span) {
 
 void StepTracer::AddKernel(int64_t op, int64_t flops, absl::Duration waited,
                            absl::Duration elapsed) {
+  // Waits are measured by another clock than `elapsed`: the difference may be below zero.
+  elapsed = std::max(elapsed, absl::ZeroDuration());
   const absl::Duration start = clock_.Now() - started_ - elapsed;
   if (waited >= kShortestWait) {
     Record({.kind = TraceSpanKind::kWait, .op = op, .start = start - waited, .elapsed = waited});

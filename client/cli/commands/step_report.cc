@@ -118,7 +118,8 @@ absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags, M
                                                     LinearLayerCall* call) {
   SHARDMESH_ASSIGN_OR_RETURN(StepInspector inspector, Create(flags));
   if (!flags.verify) return inspector;
-  SHARDMESH_ASSIGN_OR_RETURN(inspector.verifier_, StepVerifier::CreateForLayer(client, *call));
+  SHARDMESH_ASSIGN_OR_RETURN(inspector.verifier_,
+                             StepVerifier::CreateForLayer(client, *call, flags.verify_options));
   const std::vector<Operand>& operands = inspector.verifier_->operands();
   call->input = operands.front();
   const size_t each = call->biases.empty() ? 1 : 2;  // operands of a part
@@ -128,8 +129,12 @@ absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags, M
 }
 
 absl::Status StepInspector::Inspect(const StepResult& result, Json* json) const {
-  if (!flags_.trace_path.empty()) SHARDMESH_RETURN_IF_ERROR(WriteTrace(result, json));
-  return verifier_.has_value() ? Verify(result, json) : absl::OkStatus();
+  const absl::Status traced =
+      flags_.trace_path.empty() ? absl::OkStatus() : WriteTrace(result, json);
+  // Without a timeline, the results can be verified all the same. That they are wrong matters more.
+  absl::Status status = verifier_.has_value() ? Verify(result, json) : absl::OkStatus();
+  status.Update(traced);
+  return status;
 }
 
 absl::Status StepInspector::Verify(const StepResult& result, Json* json) const {
@@ -173,8 +178,13 @@ absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) con
     spans += std::ssize(rank.spans);
     omitted += rank.omitted_spans;
   }
+  const int64_t missing =
+      result.outputs.empty()
+          ? 0
+          : result.outputs.front().array.descriptor.mesh.size() - std::ssize(trace->ranks);
   if (json != nullptr) {
-    (*json)["trace"] = {{"path", path}, {"spans", spans}, {"omitted_spans", omitted}};
+    (*json)["trace"] = {
+        {"path", path}, {"spans", spans}, {"omitted_spans", omitted}, {"missing_ranks", missing}};
     return absl::OkStatus();
   }
   std::cout << "Timeline of " << FormatCount(std::ssize(trace->ranks), "rank") << ": "
@@ -183,6 +193,11 @@ absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) con
   if (omitted > 0) {
     std::cout << FormatCount(omitted, "later span") << " " << (omitted == 1 ? "is" : "are")
               << " left out\n";
+  }
+  if (missing > 0) {
+    std::cout << FormatCount(missing, "other rank")
+              << " recorded nothing: " << (missing == 1 ? "its worker runs" : "their workers run")
+              << " an older build\n";
   }
   return absl::OkStatus();
 }

@@ -12,10 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "client/inspect/reference_program.h"
+#include "program/program.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/tensor_op/op_run.h"
+#include "worker/kernel/matmul.h"
 
 namespace shardmesh::client {
 namespace {
@@ -184,6 +187,103 @@ TEST_P(ReferenceOpsTest, BoundsHaveTheErrorsOfInputs) {
   }
 }
 
+// Products of the type, and of the type with weights of I8.
+TEST_P(ReferenceOpsTest, ProductsOfWorkersAreWithinTheBounds) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kColumns = 70;
+  const Dtype dtype = GetParam();
+  worker::MatmulKernel kernel({.threads = 1});
+  for (const bool has_scales : {false, true}) {
+    for (const int64_t k : {1, 300}) {
+      for (const Activation activation : {Activation::kNone, Activation::kGelu}) {
+        SCOPED_TRACE(StrCat(has_scales ? "I8, k=" : "k=", k, ", ", static_cast<int>(activation)));
+        const Dtype weight_dtype = has_scales ? Dtype::kI8 : dtype;
+        const TestTile x = Random(dtype, {kRows, k}, 1);
+        const TestTile w = Random(weight_dtype, {kColumns, k}, 2);
+        const TestTile bias = Random(dtype, {kColumns}, 3);
+        std::vector<double> factors;
+        for (int64_t i = 0; i < kColumns; ++i) {
+          factors.push_back(0.02 * (static_cast<double>(i + 1) / kColumns) * (i % 2 == 0 ? 1 : -1));
+        }
+        const TestTile scales = Made(Dtype::kF32, {kColumns}, factors);
+        TestTile made = worker::op_test::Unset(dtype, {kRows, kColumns});
+        const absl::Status run = kernel.Run(
+            {.m = kRows,
+             .n = kColumns,
+             .k = k,
+             .lhs_dtype = dtype,
+             .rhs_dtype = weight_dtype,
+             .bias_dtype = dtype,
+             .out_dtype = dtype,
+             .transpose_rhs = true,
+             .has_bias = true,
+             .has_scales = has_scales,
+             .scale = 0.5F,
+             .activation = activation},
+            {.lhs = x.bytes,
+             .rhs = w.bytes,
+             .bias = bias.bytes,
+             .out = absl::MakeSpan(made.bytes),
+             .scales = has_scales ? absl::MakeConstSpan(scales.bytes) : absl::Span<const char>()});
+        ASSERT_TRUE(run.ok()) << run;
+
+        Program program = {.operand_count = 4, .ops = {}, .outputs = {4}};
+        LinearOp op{.input = 0, .weight = 1, .bias = 2, .activation = activation, .scale = 0.5F};
+        if (has_scales) op.scales = 3;
+        program.ops.emplace_back(op);
+        std::vector<BoundedTensorPtr> operands;
+        std::vector<TensorType> types;
+        for (const TestTile* tile : {&x, &w, &bias, &scales}) {
+          operands.push_back(std::make_shared<const BoundedTensor>(Exact(*tile)));
+          types.push_back({tile->dtype, tile->shape});
+        }
+        const auto all = TypesOfValues(program, types);
+        ASSERT_TRUE(all.ok()) << all.status();
+        EXPECT_EQ(all->back().dtype, dtype);
+        const auto values = ReferenceValues(program, *all, operands);
+        ASSERT_TRUE(values.ok()) << values.status();
+        const BoundedTensor& reference = *values->back();
+        const std::vector<double> elements = ValuesOf(made);
+        const auto terms = static_cast<double>(k);
+        for (size_t i = 0; i < elements.size(); ++i) {
+          ASSERT_LE(std::abs(elements[i] - reference.values[i]), reference.bound(i))
+              << "element " << i << " is " << elements[i] << ", not " << reference.values[i];
+          // No term of a sum is larger than 2.
+          ASSERT_LE(reference.bound(i),
+                    4 * PrecisionOf(dtype).roundoff * std::max(std::abs(elements[i]), 1.0) +
+                        4 * terms * (terms + 32) * 0x1p-24)
+              << "element " << i << " is " << elements[i];
+        }
+      }
+    }
+  }
+}
+
+TEST(ReferenceOpsTest, SumsThatMayOverflowAreUnknown) {
+  const std::vector<double> large = {3e38, 3e38, -3e38};
+  const std::vector<double> ones = {1, 1, 1};
+  const auto element = [&](const ProductEnd& end) {
+    return ProductElement({.values = large}, {.values = ones}, {}, end);
+  };
+  EXPECT_TRUE(std::isinf(element({.factor = {.value = 1e-6}}).bound)) << "before they are scaled";
+  EXPECT_FALSE(std::isinf(element({.dtype = Dtype::kF64}).bound));
+  const std::vector<double> many = {1e10};
+  const std::vector<double> few = {1e7};
+  const std::vector<double> one = {1};
+  const ProductEnd twice = {.scale = 1e30, .factor = {.value = 1e-30}};
+  EXPECT_TRUE(std::isinf(ProductElement({.values = many}, {.values = one}, {}, twice).bound));
+  EXPECT_FALSE(std::isinf(ProductElement({.values = few}, {.values = one}, {}, twice).bound));
+}
+
+// A sum that becomes zero because it is below the normal numbers is lost for good.
+TEST(ReferenceOpsTest, ErrorsBelowTheNormalNumbersAreScaledToo) {
+  const ProductEnd end = {.scale = 1e-30, .factor = {.value = 1e30}};
+  const std::vector<double> tiny = {1e-20};
+  const std::vector<double> one = {1};
+  const BoundedNumber element = ProductElement({.values = tiny}, {.values = one}, {}, end);
+  EXPECT_GE(element.bound, std::abs(element.value));
+}
+
 TEST(ReferenceOpsTest, IntegersWrapAndAreExact) {
   const Case add{
       .name = "add",
@@ -221,6 +321,46 @@ TEST(ReferenceOpsTest, IntegersOfUnsureFloatsAreUnknown) {
   EXPECT_EQ(unsure.bounds[0], 0);
   EXPECT_TRUE(std::isinf(unsure.bounds[1]));
   EXPECT_TRUE(std::isinf(unsure.bounds[2])) << "beyond the type";
+}
+
+// Integers that a program converts from floats may have infinite bounds.
+TEST(ReferenceOpsTest, UnknownPositionsAndMasksMakeResultsUnknown) {
+  const auto result_of = [](const TensorOp& op, const std::vector<TestTile>& tiles,
+                            size_t unknown_input, size_t unknown_element) {
+    std::vector<BoundedTensorPtr> inputs;
+    std::vector<TensorType> types;
+    for (const TestTile& tile : tiles) {
+      BoundedTensor tensor = Exact(tile);
+      if (inputs.size() == unknown_input) {
+        tensor.bounds.assign(tensor.size(), 0);
+        tensor.bounds[unknown_element] = INFINITY;
+      }
+      inputs.push_back(std::make_shared<const BoundedTensor>(std::move(tensor)));
+      types.push_back({tile.dtype, tile.shape});
+    }
+    const BoundedTensor result = *ReferenceResult(op, *ResultTypeOf(op, types), inputs);
+    std::vector<bool> is_known;
+    for (const double bound : result.bounds) is_known.push_back(std::isfinite(bound));
+    return is_known;
+  };
+  const TestTile mask = Made(Dtype::kI32, {2, 2}, {1, 1, 1, 1});
+  EXPECT_EQ(result_of(SoftmaxOp{.mask = 1}, {Made(Dtype::kF32, {2, 2}, {1, 2, 3, 4}), mask}, 1, 0),
+            (std::vector<bool>{false, false, true, true}));
+  const TestTile x = Made(Dtype::kF32, {2, 1, 1, 2}, {1, 2, 3, 4});
+  const TestTile keys = Made(Dtype::kF32, {2, 2, 1, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  const TestTile positions = Made(Dtype::kI32, {2, 1}, {1, 1});
+  const AttentionOp attention{.positions = 3, .mask = 4};
+  EXPECT_EQ(result_of(attention, {x, keys, keys, positions, mask}, 3, 0),
+            (std::vector<bool>{false, false, true, true}));
+  EXPECT_EQ(result_of(attention, {x, keys, keys, positions, mask}, 4, 3),
+            (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(result_of(RotaryOp{}, {x, positions, Made(Dtype::kF32, {1}, {0.5})}, 1, 1),
+            (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(result_of(UpdateRowsOp{},
+                      {Made(Dtype::kF32, {2, 2, 1}, {1, 2, 3, 4}),
+                       Made(Dtype::kF32, {2, 1, 1}, {5, 6}), positions},
+                      2, 0),
+            (std::vector<bool>{false, false, true, true}));
 }
 
 TEST(ReferenceOpsTest, ANumberBeyondTheTypeIsUnknown) {

@@ -9,6 +9,8 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "client/inspect/verify_step.h"
@@ -91,6 +93,46 @@ TEST(ReferenceProgramTest, ProductsOfAllOrientations) {
   const Program vector = {
       .operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}};
   EXPECT_THAT(ValuesOf(LastOf(vector, {Whole({3}, {1, 2, 3}), b_transposed})), ElementsAre(4, 5));
+}
+
+TEST(ReferenceProgramTest, ScalesMultiplyTheSumsOfColumns) {
+  const BoundedTensorPtr a = Whole({2, 3}, {1, 2, 3, 4, 5, 6}, Dtype::kF16);
+  const BoundedTensorPtr w = Whole({2, 3}, {1, 0, 1, 0, 1, 1}, Dtype::kI8);
+  const BoundedTensorPtr bias = Whole({2}, {-10, 1}, Dtype::kF16);
+  const Program layer = {.operand_count = 4,
+                         .ops = {LinearOp{.input = 0,
+                                          .weight = 1,
+                                          .bias = 2,
+                                          .activation = Activation::kRelu,
+                                          .scale = 2,
+                                          .scales = 3}},
+                         .outputs = {4}};
+  const auto exact = LastOf(layer, {a, w, bias, Whole({2}, {0.5, 2})});
+  EXPECT_THAT(ValuesOf(exact), ElementsAre(0, 21, 0, 45));
+  EXPECT_EQ(exact->dtype, Dtype::kF16);
+  EXPECT_LT(exact->bounds[3], 45 * 0x1.1p-11);
+  // Errors of scales that the program computes are errors of the result: (10 + 1) * 2 * 0.1.
+  const auto unsure = LastOf(layer, {a, w, bias,
+                                     std::make_shared<const BoundedTensor>(BoundedTensor{
+                                         .shape = {2}, .values = {0.5, 2}, .bounds = {0, 0.1}})});
+  ASSERT_THAT(unsure, IsOk());
+  EXPECT_EQ(unsure->bounds[0], exact->bounds[0]);
+  EXPECT_GE(unsure->bounds[3], 2.2);
+  EXPECT_LT(unsure->bounds[3], 2.3);
+  // The weight may be given transposed.
+  Program in_out = layer;
+  std::get<LinearOp>(in_out.ops[0]).weight_layout = WeightLayout::kInOut;
+  EXPECT_THAT(ValuesOf(LastOf(in_out, {a, Whole({3, 2}, {1, 0, 0, 1, 1, 1}, Dtype::kI8), bias,
+                                       Whole({2}, {0.5, 2})})),
+              ElementsAre(0, 21, 0, 45));
+}
+
+TEST(ReferenceProgramTest, AnOpReadsOnlyValuesBeforeIt) {
+  const Program product = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 2}}, .outputs = {2}};
+  const auto types =
+      TypesOfValues(product, std::vector<TensorType>{{Dtype::kF32, {4, 4}}, {Dtype::kF32, {4, 4}}});
+  EXPECT_THAT(types, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST(ReferenceProgramTest, ProductsOfNothing) {

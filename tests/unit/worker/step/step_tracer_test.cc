@@ -64,5 +64,16 @@ TEST(StepTracerTest, DataThatIsThereIsNoWait) {
   EXPECT_EQ(tracer.Take(0).spans.size(), 1U) << "the kernel";
 }
 
+TEST(StepTracerTest, NoKernelTakesLessThanNoTime) {
+  FakeClock clock;
+  StepTracer tracer(&clock, 10);
+  clock.Advance(absl::Milliseconds(1));
+  tracer.AddKernel(0, 1, absl::ZeroDuration(), absl::Microseconds(-3));
+  const RankTrace trace = tracer.Take(0);
+  ASSERT_EQ(trace.spans.size(), 1U);
+  EXPECT_EQ(trace.spans[0].start, absl::Milliseconds(1));
+  EXPECT_EQ(trace.spans[0].elapsed, absl::ZeroDuration());
+}
+
 }  // namespace
 }  // namespace shardmesh::worker
