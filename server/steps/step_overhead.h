@@ -17,8 +17,8 @@ namespace shardmesh::server {
 //
 // Learns from the last kRemembered steps. A step with n instructions is taken to have 1 + n /
 // kInstructionsOfStep parts; the time of a part is the lower quartile of these steps. So steps that
-// had to wait for others, and first runs, change little. That an instruction costs a 64th of what a
-// step costs is an assumption.
+// had to wait for others, and first runs, change little, unless most steps wait. That an
+// instruction costs a 64th of what a step costs is an assumption.
 //
 // Example: after steps without instructions that took 200 us each, a step of 32 instructions is
 // predicted to have an overhead of 300 us.

@@ -390,16 +390,24 @@ absl::Status RunKernel(const AttentionOp& op, OpInputs inputs, const OpOutput& o
       .threads = context.threads,
       .pieces_of_turn = std::min<int64_t>(ItemsOfPiece(32 * kAttentionPiece, items.cost()), 32)};
   SHARDMESH_RETURN_IF_ERROR(RunPieces(items.count(), options, context.abort_check, compute));
+  if (chunks == 1) return absl::OkStatus();
   const int64_t stride = items.items_of_chunk();
-  for (int64_t number = 0; chunks > 1 && number < items.count(); ++number) {
-    if (number / stride % chunks != 0) continue;  // not a first chunk
-    GroupSums& first = sums[static_cast<size_t>(number)];
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
-      CombineSums(ValueWidth(tiles), sums[static_cast<size_t>(number + chunk * stride)], first);
+  const auto combine = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t number = i / stride * stride * chunks + i % stride;  // of the first chunk
+      GroupSums& first = sums[static_cast<size_t>(number)];
+      for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+        CombineSums(ValueWidth(tiles), sums[static_cast<size_t>(number + chunk * stride)], first);
+      }
+      StoreResults(tiles, items.At(number), first);
     }
-    StoreResults(tiles, items.At(number), first);
-  }
-  return absl::OkStatus();
+  };
+  const int64_t sums_of_group =
+      chunks * items.query_count() * static_cast<int64_t>(ValueWidth(tiles));
+  return RunPieces(
+      items.count() / chunks,
+      {.piece = ItemsOfPiece(kAttentionPiece, sums_of_group), .threads = context.threads},
+      context.abort_check, combine);
 }
 
 }  // namespace shardmesh::worker
