@@ -37,7 +37,11 @@ absl::StatusOr<TensorType> TypeOf(const ProgramOp& op, absl::Span<const TensorTy
   SHARDMESH_RETURN_IF_ERROR(CheckInputs(op, types.size()));
   if (const auto product = ProductOf(op); product.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, DimsOf(*product, types));
-    return TensorType{types[product->lhs].dtype, OutputShapeOf(dims)};
+    TensorType type{types[product->lhs].dtype, OutputShapeOf(dims)};
+    if (product->scales.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckScales(types[*product->scales], type.shape.back()));
+    }
+    return type;
   }
   if (const auto* const reshard = std::get_if<ReshardOp>(&op)) return types[reshard->input];
   if (const auto* const tensor_op = std::get_if<TensorOp>(&op)) {

@@ -758,8 +758,9 @@ TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerd
   EXPECT_EQ(filler_.suspensions(), 1);
   const internal::v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.term(), 3);
-  EXPECT_THAT(hello.features(), ElementsAre("fill", "fill_conversions", "tile_digests",
-                                            "clock_answers", "batches_of_matrices", "tensor_ops"));
+  EXPECT_THAT(hello.features(),
+              ElementsAre("fill", "fill_conversions", "tile_digests", "clock_answers",
+                          "batches_of_matrices", "tensor_ops", "short_products"));
   EXPECT_EQ(hello.cluster_id(), "cluster");
   coordinator_.Write(Welcome());
   EXPECT_TRUE(coordinator_.Read().inventory().last());
