@@ -75,7 +75,7 @@ function(shardmesh_binary)
 endfunction()
 
 # shardmesh_test(NAME sharding_test SRCS ... DEPS ... [APART ...] LABELS unit [TIMEOUT s]) defines a GoogleTest program, each
-# of whose tests ctest runs by name; the sanitizers' presets run those without clusters in four parts. Labels: unit, or
+# of whose tests ctest runs by name; the sanitizers' presets and CI run those without clusters in four parts. Labels: unit, or
 # integration = starts clusters, one test of a program at a time; concurrent = also runs under TSan; long = only with
 # ./dev test --long.
 function(shardmesh_test)
@@ -100,8 +100,9 @@ function(shardmesh_test)
     # Tests with clusters take turns, from the start on: what they do most is wait, while others run beside them.
     gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST
       PROPERTIES LABELS "${labels}" TIMEOUT ${arg_TIMEOUT} RESOURCE_LOCK ${arg_NAME} COST 1000)
-  elseif(SHARDMESH_SANITIZE)
-    # Beginning and ending a process costs more there than most tests do: a process runs a quarter of the program's.
+  elseif(SHARDMESH_SANITIZE OR SHARDMESH_UNITY)
+    # Beginning and ending a process costs more there than most tests do: a process runs a quarter of the program's. CI
+    # runs thousands of tests.
     foreach(shard RANGE 3)
       add_test(NAME ${arg_NAME}.${shard} COMMAND ${arg_NAME})
       set_tests_properties(${arg_NAME}.${shard} PROPERTIES LABELS "${labels}" TIMEOUT 900

@@ -77,6 +77,7 @@ void AddRows(const float* lhs, size_t lhs_pitch, const Weight* weights, size_t d
 template <typename Weight>
 void Add(const float* lhs, size_t lhs_pitch, size_t rows, const Weight* weights, size_t depth,
          size_t columns, float* sums) {
+  if (depth == 0) return;  // there may be no weights at all
   size_t row = 0;
   for (; row + 4 <= rows; row += 4) {
     AddRows<4>(lhs + row * lhs_pitch, lhs_pitch, weights, depth, columns, sums + row * columns);
