@@ -62,7 +62,7 @@ constexpr int64_t SpansOfEachRank(int64_t ranks) {
   return std::clamp<int64_t>(kMaxStepSpans / ranks, 1, kMaxRankSpans);
 }
 
-// What a rank did during a span of time.
+// The work of a rank during a span of time.
 enum class TraceSpanKind : uint8_t {
   kInstruction,  // ran an instruction of the plan; spans of the other kinds lie within it
   kKernel,       // computed
@@ -90,7 +90,7 @@ struct TraceSpan {
   friend bool operator==(const TraceSpan&, const TraceSpan&) = default;
 };
 
-// What one rank did in a step.
+// The timeline of one rank in a step.
 struct RankTrace {
   DeviceId rank = 0;
   // When the rank began the step, by the wall clock of its host. The times of ranks on one host are
@@ -102,7 +102,7 @@ struct RankTrace {
   friend bool operator==(const RankTrace&, const RankTrace&) = default;
 };
 
-// What all ranks did in a step.
+// The timelines of all ranks in a step.
 struct StepTrace {
   std::vector<std::string> labels = {};  // of the plan's instructions, by index; may end early
   std::vector<RankTrace> ranks = {};     // in the order of ranks; some may be missing

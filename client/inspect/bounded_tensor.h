@@ -29,8 +29,8 @@ bool IsFloat(Dtype dtype);
 // The precision with which workers compute results of this type: F64 for F64, else F32.
 Precision ComputedPrecisionOf(Dtype dtype);
 
-// What workers should have computed: the value of each element, computed in F64 and not rounded to
-// `dtype`, and how far the element of a worker may be from it.
+// The tensor that workers should have computed. Each element has its value, computed in F64 and not
+// rounded to `dtype`, and a bound: how far the element of a worker may be from that value.
 struct BoundedTensor {
   Dtype dtype = Dtype::kF32;
   Shape shape = {};

@@ -33,7 +33,7 @@ struct ContractedVector {
   absl::Span<const double> bounds = {};
 };
 
-// What a linear layer does with a product.
+// The parts of a linear layer that follow its product.
 struct ProductEnd {
   double scale = 1;
   BoundedNumber factor = {.value = 1};  // of the output feature: LinearOp::scales

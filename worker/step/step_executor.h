@@ -96,7 +96,7 @@ struct StepResult {
   absl::Duration kernel_time = absl::ZeroDuration();
   absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
-  // What this rank did; set if kDone and StepOrder::max_trace_spans is above 0.
+  // The timeline of this rank. Set if kDone and StepOrder::max_trace_spans is above 0.
   std::optional<RankTrace> trace = std::nullopt;
 };
 
