@@ -13,7 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "rpc/codec/status.h"
@@ -40,7 +42,10 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override {
-    traceparent = OptionsOf(*context).traceparent;
+    {
+      absl::MutexLock lock(&mutex_);
+      traceparent_ = OptionsOf(*context).traceparent;
+    }
     if (request->client_name() == kThrows) throw std::bad_alloc();
     auto* reactor = context->DefaultReactor();
     response->set_session_id(request->client_name());
@@ -58,10 +63,20 @@ class SessionService final : public v1::SessionService::CallbackService {
     return waiting;
   }
 
-  std::string traceparent;
+  // That of the last session.
+  std::string traceparent() const {
+    absl::MutexLock lock(&mutex_);
+    return traceparent_;
+  }
+
+  // Valid once `renewing` is notified.
   grpc::ServerUnaryReactor* waiting = nullptr;
   grpc::CallbackServerContext* waiting_context = nullptr;
   absl::Notification renewing;
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::string traceparent_ ABSL_GUARDED_BY(mutex_);
 };
 
 class ServerLifecycleTest : public ::testing::Test {
@@ -216,7 +231,7 @@ TEST_F(ServerLifecycleTest, AConnectionWithoutACallIsToldToGo) {
 TEST_F(ServerLifecycleTest, CallsCarryTraceContextAndErrorsCarryDetails) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(auto server, Start());
   EXPECT_THAT(Open(*server, "me"), IsOk());
-  EXPECT_THAT(service_.traceparent, HasSubstr("0af7651916cd43dd8448eb211c80319c"));
+  EXPECT_THAT(service_.traceparent(), HasSubstr("0af7651916cd43dd8448eb211c80319c"));
   const absl::Status refused = Open(*server, "");
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_EQ(FieldViolationsOf(refused)[0].field, "client_name");
