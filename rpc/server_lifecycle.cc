@@ -3,7 +3,6 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
@@ -16,6 +15,7 @@
 #include "process/host_port.h"
 #include "rpc/interceptors.h"
 #include "rpc/library_logs.h"
+#include "rpc/reflection_service.h"
 #include "rpc/transport_args.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -26,6 +26,7 @@ namespace {
 
 constexpr const char* kLive = "live";
 constexpr const char* kReady = "ready";
+constexpr const char* kHealthService = "grpc.health.v1.Health";
 
 // Minimum interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions;
 // gRPC's default minimum is minutes.
@@ -69,14 +70,15 @@ void RefuseCompression(grpc::ServerBuilder& builder) {
 // 1.51 ends the threads of its callback queue, and sometimes aborts in these threads.
 grpc::Server* KeptServer() {
   grpc::ServerBuilder builder;
+  // gRPC starts no server without a service.
+  builder.RegisterService(MakeReflectionService({}).release());
   return builder.BuildAndStart().release();
 }
 
-// Enables gRPC's health service and reflection. This must happen before the first builder exists.
-void EnablePlugins() {
+// Enables gRPC's health service. This must happen before the first builder exists.
+void EnableHealth() {
   static const grpc::Server* const kept = [] {
     grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     TakeLibraryLogs();
     // Links the health service's descriptor into the program, so that reflection can describe it.
     grpc::health::v1::HealthCheckRequest::descriptor();
@@ -93,7 +95,7 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   if (listens && !options.credentials.is_secure()) {
     SHARDMESH_RETURN_IF_ERROR(CheckBindAddress(options.address, options.insecure));
   }
-  EnablePlugins();
+  EnableHealth();
 
   std::optional<Counter> refused;
   if (options.metrics != nullptr) {
@@ -114,6 +116,10 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
     builder.RegisterService(service.service);
     service_names.push_back(service.name);
   }
+  std::vector<std::string> described_names = service_names;
+  if (options.health) described_names.push_back(kHealthService);
+  std::unique_ptr<grpc::Service> reflection = MakeReflectionService(std::move(described_names));
+  builder.RegisterService(reflection.get());
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
   for (const TransportArg& arg : kTransportArgs) {
@@ -150,6 +156,7 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   health_names.insert(health_names.end(), service_names.begin(), service_names.end());
   auto lifecycle = std::unique_ptr<ServerLifecycle>(
       new ServerLifecycle(options.on_drain, std::move(health_names)));
+  lifecycle->reflection_ = std::move(reflection);
   lifecycle->server_ = builder.BuildAndStart();
   if (lifecycle->server_ == nullptr) {
     return absl::InternalError(StrCat("gRPC cannot start a server at ", options.address));
@@ -163,7 +170,9 @@ absl::StatusOr<std::unique_ptr<ServerLifecycle>> ServerLifecycle::Start(
   if (options.health && options.credentials.is_secure() && listener->port() != 0) {
     const std::string address = HealthAddress(listener->port());
     SHARDMESH_ASSIGN_OR_RETURN(lifecycle->local_listener_, Listener::Create(address, refused));
+    lifecycle->local_reflection_ = MakeReflectionService({kHealthService});
     grpc::ServerBuilder local;
+    local.RegisterService(lifecycle->local_reflection_.get());
     RefuseCompression(local);
     std::unique_ptr<Acceptor> local_acceptor =
         AddAcceptor(local, grpc::InsecureServerCredentials());

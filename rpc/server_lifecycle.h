@@ -124,6 +124,9 @@ class ServerLifecycle {
   const std::vector<std::string> health_names_;  // names that follow SetReady
   std::string address_;
   int port_ = 0;
+  // Each outlives the server that offers it.
+  std::unique_ptr<grpc::Service> reflection_;
+  std::unique_ptr<grpc::Service> local_reflection_;
   // Each listener passes connections to the server that is declared before the listener, so the
   // listener must end before that server.
   std::unique_ptr<grpc::Server> server_;

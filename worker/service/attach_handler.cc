@@ -89,6 +89,12 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
   return absl::OkStatus();
 }
 
+bool AttachHandler::TakeAtOnce(internal::v1::AttachResponse* message, const AttachSinkPtr& stream) {
+  if (!message->has_run_step() || !options_.reports->state().attached) return false;
+  TakeRunStep(std::move(*message->mutable_run_step()), stream);
+  return true;
+}
+
 absl::Status AttachHandler::TakeWelcome(const internal::v1::Welcome& welcome,
                                         const AttachSinkPtr& stream) {
   SHARDMESH_FAILPOINT("link.welcome");

@@ -31,7 +31,7 @@ namespace shardmesh::worker {
 // last attach. Also owns a thread for orders that wait for the disk. Passes each message to the
 // part of the worker that the message concerns. Makes no gRPC calls.
 //
-// Not thread-safe: one thread passes in all messages, one stream after the other.
+// Not thread-safe: one message is passed in at a time, one stream after the other.
 class AttachHandler {
  public:
   // The objects to which pointers refer outlive the handler.
@@ -61,6 +61,11 @@ class AttachHandler {
   // Handles a message that came on the stream whose write side is `stream`. The first message must
   // be the welcome, which makes the worker attached. After an error the caller ends the stream.
   absl::Status Take(internal::v1::AttachResponse message, const AttachSinkPtr& stream);
+
+  // Handles a message that another thread than the stream's may handle, because it does not block:
+  // the order of a step. Returns false, and leaves the message as it is, for all others and before
+  // the welcome. The caller prevents that two messages are handled at the same time.
+  bool TakeAtOnce(internal::v1::AttachResponse* message, const AttachSinkPtr& stream);
 
   // Returns whether the coordinator's last Detach message gave no time for a retry. If so, the
   // worker must not attach again.

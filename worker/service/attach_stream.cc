@@ -7,8 +7,9 @@
 
 namespace shardmesh::worker {
 
-AttachStream::AttachStream(const std::shared_ptr<grpc::Channel>& channel)
+AttachStream::AttachStream(const std::shared_ptr<grpc::Channel>& channel, TakeAtOnce take_at_once)
     : stub_(internal::v1::AttachService::NewStub(channel)),
+      take_at_once_(std::move(take_at_once)),
       outbox_(kOutboxBytes, [this](const internal::v1::AttachRequest* m) { StartWrite(m); }) {}
 
 void AttachStream::Start() {
@@ -40,10 +41,12 @@ std::optional<internal::v1::AttachResponse> AttachStream::Next() {
   std::optional<internal::v1::AttachResponse> message;
   {
     absl::MutexLock lock(&mutex_);
+    is_handling_ = false;
     mutex_.Await(absl::Condition(this, &AttachStream::HasNextOrIsOver));
     if (inbox_.empty()) {
       return std::nullopt;
     }
+    is_handling_ = true;
     message = std::move(inbox_.front());
     inbox_.pop_front();
     resume = std::exchange(paused_, false);
@@ -60,13 +63,26 @@ absl::Status AttachStream::Wait() {
   return status_;
 }
 
+bool AttachStream::TakeReadAtOnce() {
+  if (read_.ByteSizeLong() > kMostBytesAtOnce) return false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_handling_ || !inbox_.empty()) return false;
+    is_handling_ = true;
+  }
+  const bool is_taken = take_at_once_(&read_, shared_from_this());
+  absl::MutexLock lock(&mutex_);
+  is_handling_ = false;
+  return is_taken;
+}
+
 void AttachStream::OnReadDone(bool ok) {
   if (!ok) {
     outbox_.Close(Outbox::kDrop, [this] { RemoveHold(); });
     RemoveHold();
     return;
   }
-  {
+  if (!TakeReadAtOnce()) {
     absl::MutexLock lock(&mutex_);
     inbox_.push_back(std::move(read_));
     paused_ = inbox_.size() >= kMaxInbox;

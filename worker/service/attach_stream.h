@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,8 +28,10 @@ namespace shardmesh::worker {
 // clang-format on
 //
 // Owns the call, the messages that wait to be written (outbox), and those that wait to be handled
-// (inbox). One thread takes messages from the inbox until the stream is over. Create it as a
-// shared_ptr: the stream keeps itself alive from Start to the end of the call.
+// (inbox). One thread takes messages from the inbox until the stream is over. A short message that
+// need not wait for another may be handled by the thread that has read it: a change of threads
+// costs more than many a step. Create it as a shared_ptr: the stream keeps itself alive from Start
+// to the end of the call.
 //
 // Thread-safe, except that only one thread may call Next and Wait.
 class AttachStream final
@@ -43,7 +46,15 @@ class AttachStream final
   // tiles fits. If more bytes wait for a coordinator, the coordinator counts as lost.
   static constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
-  explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel);
+  // Handles a short message and returns true, or leaves it to Next and returns false. Never called
+  // while another message waits or is being handled: from the return of Next to the next call of
+  // Next, the message that it returned counts as being handled. Must not block.
+  using TakeAtOnce =
+      std::function<bool(internal::v1::AttachResponse* message, const AttachSinkPtr& stream)>;
+  // Longer messages are never handled by the thread that has read them, in bytes.
+  static constexpr size_t kMostBytesAtOnce = 4096;
+
+  AttachStream(const std::shared_ptr<grpc::Channel>& channel, TakeAtOnce take_at_once);
 
   // Begins the call. Call it once, before all other methods.
   void Start();
@@ -71,11 +82,14 @@ class AttachStream final
   using Outbox = rpc::Outbox<internal::v1::AttachRequest>;
 
   bool HasNextOrIsOver() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return over_ || !inbox_.empty();
+    return !is_handling_ && (over_ || !inbox_.empty());
   }
+  // Handles the message that has been read, or returns false.
+  bool TakeReadAtOnce() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The connection of this stub carries no other stream or call.
   const std::unique_ptr<internal::v1::AttachService::Stub> stub_;
+  const TakeAtOnce take_at_once_;
   grpc::ClientContext context_;
   Outbox outbox_;
   internal::v1::AttachResponse read_;   // message of the pending read
@@ -83,7 +97,8 @@ class AttachStream final
 
   absl::Mutex mutex_;
   std::deque<internal::v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
-  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // the inbox is full, so no read is pending
+  bool is_handling_ ABSL_GUARDED_BY(mutex_) = false;  // some thread handles a message
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;       // the inbox is full, so no read is pending
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

@@ -172,7 +172,8 @@ class AttachLoop final : public CoordinatorLink {
   std::shared_ptr<AttachStream> stream_ ABSL_GUARDED_BY(mutex_);
 
   AttachReports reports_;
-  AttachHandler handler_;  // used only by the link's thread; calls reports_
+  // Used by one thread at a time: the link's, or the one that has read a message. Calls reports_.
+  AttachHandler handler_;
   std::thread thread_;
 };
 
@@ -229,7 +230,10 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                              connector_->Connect(kConnectTimeout));
   was_connected_ = channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
-  auto stream = std::make_shared<AttachStream>(channel);
+  auto stream = std::make_shared<AttachStream>(
+      channel, [this](internal::v1::AttachResponse* message, const AttachSinkPtr& sink) {
+        return handler_.TakeAtOnce(message, sink);
+      });
   internal::v1::AttachRequest hello = Encode(MakeHello());
   {
     absl::MutexLock lock(&mutex_);

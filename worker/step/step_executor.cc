@@ -252,7 +252,6 @@ class StepExecutorImpl final : public StepExecutor {
       last_ordered_ = order.sequence;
     }
     term_ = order.term;
-    ++orders_;
     Waiting waiting{.order = std::make_shared<const StepOrder>(order),
                     .plan = plan,
                     .deadline = options_.clock->Now() + order.timeout + kVerdictGrace};
@@ -283,19 +282,25 @@ class StepExecutorImpl final : public StepExecutor {
     return running_.size() < limit ? next : queue_.end();
   }
 
+  // Returns the earliest deadline of the steps that wait for their plan.
+  absl::Time PlanDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::Time deadline = absl::InfiniteFuture();
+    for (const auto& [sequence, step] : queue_) {
+      if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
+    }
+    return deadline;
+  }
+
   // Waits until a step can begin, and returns it; nullopt at shutdown.
   std::optional<Waiting> Next() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     while (true) {
-      absl::Time deadline = absl::InfiniteFuture();
-      for (const auto& [sequence, step] : queue_) {
-        if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
-      }
-      // Wake up when a StepOrder comes, because its step may have an earlier deadline than
-      // `deadline`.
-      const int64_t seen = orders_;
+      const absl::Time deadline = PlanDeadline();
+      // Only the thread that takes the step wakes up, and not all threads for each step: those that
+      // wake up for nothing take the processors from the step.
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
+        return stopping_ || PlanDeadline() < deadline ||
+               FindNext(absl::InfinitePast()) != queue_.end();
       };
       const bool is_ready =
           mutex_.AwaitWithDeadline(absl::Condition(&ready), WallTime(*options_.clock, deadline));
@@ -435,7 +440,6 @@ class StepExecutorImpl final : public StepExecutor {
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // number of StepOrders taken so far
   std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence number
   std::vector<std::thread> threads_;  // last member: the threads start when all other members exist
 };

@@ -2,6 +2,7 @@
 #include "rpc/server_lifecycle.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/descriptor.pb.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -12,12 +13,14 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics_endpoint.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
@@ -167,6 +170,83 @@ TEST_F(ServerLifecycleTest, HealthSaysNoToEverythingOnceItHasFailed) {
                                   std::string(v1::SessionService::service_full_name())}) {
     EXPECT_THAT(Check(*server, name), test::IsOkAndHolds(Health::NOT_SERVING)) << name;
   }
+}
+
+using ReflectionRequest = grpc::reflection::v1alpha::ServerReflectionRequest;
+using ReflectionResponse = grpc::reflection::v1alpha::ServerReflectionResponse;
+
+TEST_F(ServerLifecycleTest, DescribesItsServicesAndTheirMessages) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start());
+  const auto stub = grpc::reflection::v1alpha::ServerReflection::NewStub(Dial(*server));
+  grpc::ClientContext context;
+  Apply(CallOptions::Within(absl::Seconds(10)), &context);
+  const auto stream = stub->ServerReflectionInfo(&context);
+  const auto ask = [&](const ReflectionRequest& request) {
+    ReflectionResponse response;
+    EXPECT_TRUE(stream->Write(request) && stream->Read(&response));
+    EXPECT_EQ(response.original_request().SerializeAsString(), request.SerializeAsString());
+    return response;
+  };
+  ReflectionRequest request;
+  request.set_list_services("");
+  std::vector<std::string> names;
+  ReflectionResponse response = ask(request);
+  for (const auto& each : response.list_services_response().service()) {
+    names.push_back(each.name());
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre(v1::SessionService::service_full_name(),
+                                                   "grpc.health.v1.Health",
+                                                   "grpc.reflection.v1alpha.ServerReflection"));
+  // The file comes behind its imports, each of them once.
+  request.set_file_containing_symbol("shardmesh.v1.SessionService.OpenSession");
+  std::vector<std::string> files;
+  response = ask(request);
+  for (const std::string& each : response.file_descriptor_response().file_descriptor_proto()) {
+    google::protobuf::FileDescriptorProto file;
+    ASSERT_TRUE(file.ParseFromString(each));
+    for (const std::string& import : file.dependency()) {
+      EXPECT_THAT(files, testing::Contains(import)) << file.name();
+    }
+    EXPECT_THAT(files, testing::Not(testing::Contains(file.name())));
+    files.push_back(file.name());
+  }
+  ASSERT_FALSE(files.empty());
+  EXPECT_EQ(files.back(), "shardmesh/v1/session_service.proto");
+  request.set_file_by_filename("google/protobuf/descriptor.proto");
+  EXPECT_EQ(ask(request).file_descriptor_response().file_descriptor_proto_size(), 1);
+  request.set_all_extension_numbers_of_type("google.protobuf.FieldOptions");
+  EXPECT_EQ(ask(request).all_extension_numbers_response().base_type_name(),
+            "google.protobuf.FieldOptions");
+
+  const auto error_of = [&] { return ask(request).error_response(); };
+  request.set_file_containing_symbol("shardmesh.v1.Nobody");
+  EXPECT_EQ(error_of().error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(error_of().error_message(), HasSubstr("symbol \"shardmesh.v1.Nobody\""));
+  request.set_file_by_filename("nobody.proto");
+  EXPECT_THAT(error_of().error_message(), HasSubstr("file \"nobody.proto\""));
+  request.set_all_extension_numbers_of_type("Nobody");
+  EXPECT_THAT(error_of().error_message(), HasSubstr("message \"Nobody\""));
+  request.mutable_file_containing_extension()->set_containing_type("google.protobuf.FieldOptions");
+  request.mutable_file_containing_extension()->set_extension_number(-1);
+  EXPECT_THAT(error_of().error_message(), HasSubstr("extension -1"));
+  request.Clear();
+  EXPECT_EQ(error_of().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(ServerLifecycleTest, AStreamOfQuestionsThatStaysOpenEndsWithTheServer) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto server, Start());
+  const auto stub = grpc::reflection::v1alpha::ServerReflection::NewStub(Dial(*server));
+  grpc::ClientContext context;
+  const auto stream = stub->ServerReflectionInfo(&context);
+  ReflectionRequest request;
+  request.set_list_services("");
+  ReflectionResponse response;
+  ASSERT_TRUE(stream->Write(request) && stream->Read(&response));
+  server->Drain(absl::Now() + absl::Milliseconds(50));
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_FALSE(stream->Finish().ok());
 }
 
 TEST_F(ServerLifecycleTest, AHandlerThatFindsNoMemoryIsNotTheClientsFault) {

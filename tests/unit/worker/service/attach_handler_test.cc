@@ -142,6 +142,24 @@ TEST_F(AttachHandlerTest, AStepIsReportedWithTheRankInItsMesh) {
   EXPECT_EQ(messages[0].step_report().rank(), 1);
 }
 
+TEST_F(AttachHandlerTest, TakesTheOrderOfAStepAtOnceAndNothingElse) {
+  Message run;
+  run.mutable_run_step()->set_sequence(5);
+  EXPECT_FALSE(handler_->TakeAtOnce(&run, stream_)) << "not attached yet";
+  Attach();
+  ASSERT_TRUE(handler_->TakeAtOnce(&run, stream_));
+  ASSERT_THAT(executor_.runs, SizeIs(1));
+  EXPECT_EQ(executor_.runs[0].first.sequence, 5);
+
+  Message end;
+  end.mutable_end_step()->set_sequence(5);
+  end.mutable_end_step()->set_commit(true);
+  EXPECT_FALSE(handler_->TakeAtOnce(&end, stream_)) << "a commit may wait for a file";
+  EXPECT_EQ(end.end_step().sequence(), 5) << "it is left as it was";
+  Message welcome = Welcome();
+  EXPECT_FALSE(handler_->TakeAtOnce(&welcome, stream_));
+}
+
 TEST_F(AttachHandlerTest, AStepThatCannotBeReadIsReportedAsFailed) {
   Attach();
   Message run;

@@ -31,6 +31,7 @@
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/service/attach_fakes.h"
+#include "worker/service/attach_stream.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -110,6 +111,7 @@ class HeldExecutor final : public StepExecutor {
   absl::Status Commit(int64_t sequence) override {
     absl::MutexLock lock(&mutex_);
     committed_.push_back(sequence);
+    runs_before_commit_.push_back(runs_.size());
     return absl::OkStatus();
   }
   void Abort(int64_t sequence, const absl::Status& status) override {
@@ -151,6 +153,7 @@ class HeldExecutor final : public StepExecutor {
       {.step = 9, .instruction = FlightRecord{.op = 2}}};
   std::vector<std::pair<StepOrder, Report>> runs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> committed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> runs_before_commit_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> aborted_ ABSL_GUARDED_BY(mutex_);
   int unfinished_aborts_ ABSL_GUARDED_BY(mutex_) = 0;
   int left_staged_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -703,6 +706,37 @@ TEST_F(CoordinatorLinkTest, RunsReportsAndEndsSteps) {
            std::vector<std::string>{"gone"};
   }));
   EXPECT_THAT(executor_.With([](const auto& e) { return e.committed_; }), ElementsAre(5));
+}
+
+// Short orders are taken by the thread that reads, long ones and all other messages by the link's.
+TEST_F(CoordinatorLinkTest, TakesMessagesInTheirOrderWhicheverThreadTakesThem) {
+  Start();
+  TakeIn(1);
+  constexpr size_t kSteps = 200;
+  for (size_t i = 1; i <= kSteps; ++i) {
+    internal::v1::AttachResponse run;
+    run.mutable_run_step()->set_sequence(static_cast<int64_t>(i));
+    if (i % 3 == 0) {
+      run.mutable_run_step()->set_plan(std::string(2 * AttachStream::kMostBytesAtOnce, 'p'));
+    }
+    coordinator_.Write(run);
+    internal::v1::AttachResponse end;
+    end.mutable_end_step()->set_sequence(static_cast<int64_t>(i));
+    end.mutable_end_step()->set_commit(true);
+    coordinator_.Write(end);
+  }
+  ASSERT_TRUE(Eventually(
+      [&] { return executor_.With([](const auto& e) { return e.committed_.size(); }) == kSteps; }));
+  const auto runs = executor_.With([](const auto& e) { return e.runs_; });
+  const auto committed = executor_.With([](const auto& e) { return e.committed_; });
+  const auto runs_before = executor_.With([](const auto& e) { return e.runs_before_commit_; });
+  ASSERT_THAT(runs, SizeIs(kSteps));
+  for (size_t i = 0; i < kSteps; ++i) {
+    EXPECT_EQ(runs[i].first.sequence, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(committed[i], static_cast<int64_t>(i) + 1);
+    // An order may overtake no commit that came before it, and no commit its order.
+    EXPECT_EQ(runs_before[i], i + 1);
+  }
 }
 
 TEST_F(CoordinatorLinkTest, PassesDescriptorsOfResultsOnInTheBytesOfTheStep) {
