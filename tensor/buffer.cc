@@ -406,21 +406,30 @@ BufferPool::Block BufferPool::RemoveIdle(IdleBlocks::iterator idle) {
   return block;
 }
 
+void BufferPool::FreeOnReturn(const Buffer& buffer) {
+  if (buffer.data() == nullptr) return;
+  absl::MutexLock lock(&mutex_);
+  freed_on_return_.insert(buffer.data());
+}
+
 void BufferPool::Return(Block block) {
   std::vector<Block> dropped;
   const auto capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
-  if (block.is_read_only || block.pages == BlockPages::kMissing ||
-      capacity_bytes > max_idle_bytes_) {
-    dropped.push_back(std::move(block));
-  } else {
+  const bool may_be_idle = !block.is_read_only && block.pages != BlockPages::kMissing &&
+                           capacity_bytes <= max_idle_bytes_;
+  {
     absl::MutexLock lock(&mutex_);
-    while (idle_bytes_ + capacity_bytes > max_idle_bytes_) {
-      dropped.push_back(RemoveIdle(idle_by_age_.begin()->second));
+    if (freed_on_return_.erase(block.data) > 0 || !may_be_idle) {
+      dropped.push_back(std::move(block));
+    } else {
+      while (idle_bytes_ + capacity_bytes > max_idle_bytes_) {
+        dropped.push_back(RemoveIdle(idle_by_age_.begin()->second));
+      }
+      block.returned = returns_++;
+      const auto idle = idle_.emplace(block.capacity_bytes, std::move(block));
+      idle_by_age_.emplace(idle->second.returned, idle);
+      idle_bytes_ += capacity_bytes;
     }
-    block.returned = returns_++;
-    const auto idle = idle_.emplace(block.capacity_bytes, std::move(block));
-    idle_by_age_.emplace(idle->second.returned, idle);
-    idle_bytes_ += capacity_bytes;
   }
   for (const Block& each : dropped) source_->Free(each.data, each.capacity_bytes);
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -210,6 +211,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   // Frees the idle buffers.
   void Trim();
+  // Lets a buffer of this pool be freed when it is returned, whoever holds it until then: for one
+  // whose size is not asked for again.
+  void FreeOnReturn(const Buffer& buffer);
 
   int64_t idle_bytes() const;
   MemoryBudget& budget() const { return *budget_; }
@@ -256,6 +260,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   IdleBlocks idle_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, IdleBlocks::iterator> idle_by_age_ ABSL_GUARDED_BY(mutex_);  // by `returned`
   int64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<const char*> freed_on_return_ ABSL_GUARDED_BY(mutex_);  // Buffer::data()
   uint64_t returns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

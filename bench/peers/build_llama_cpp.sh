@@ -22,7 +22,7 @@ if [[ ! -d source ]]; then
   rm -rf unpacked
 fi
 
-cmake -S source -B built -G Ninja -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF -D GGML_RPC=ON -D GGML_NATIVE=ON \
+cmake -S source -B built -G Ninja -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF -D GGML_RPC=ON -D GGML_RPC_RDMA=OFF -D GGML_NATIVE=ON \
   -D LLAMA_BUILD_COMMON=OFF -D LLAMA_BUILD_TESTS=OFF -D LLAMA_BUILD_EXAMPLES=OFF -D LLAMA_BUILD_SERVER=OFF \
   -D LLAMA_BUILD_APP=OFF -D LLAMA_BUILD_TOOLS=OFF >configure.log
 ninja -C built -j "$jobs" llama ggml ggml-rpc

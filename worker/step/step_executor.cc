@@ -346,8 +346,7 @@ class StepExecutorImpl final : public StepExecutor {
         options_.observer.step(result.outcome, options_.clock->Now() - started);
       }
       if (step->report) step->report(std::move(result));
-      // The plain bytes of large weights would stay in memory as idle buffers.
-      if (weights_.PutInStore()) options_.pool->Trim();
+      weights_.PutInStore();
     }
   }
 

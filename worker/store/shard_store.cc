@@ -1819,7 +1819,11 @@ absl::Status ShardStore::HoldAs(std::string_view array_id, const Tile& tile,
     return absl::FailedPreconditionError(
         StrCat(TileName(plain->description()), " is being updated"));
   }
-  return Exchange(plain, held);
+  SHARDMESH_RETURN_IF_ERROR(Exchange(plain, held));
+  // A step that runs may hold the plain bytes for a while. Weights are large, and nothing of their
+  // size is made soon: as an idle buffer the memory would stay taken.
+  if (plain->buffer_ != nullptr) pool_->FreeOnReturn(*plain->buffer_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StoredTilePtr> ShardStore::HoldPlain(std::string_view array_id, const Tile& tile) {

@@ -478,7 +478,7 @@ class ShardStore {
 
   // Holds a committed tile in another form from now on, instead of its bytes. Reads the form once
   // to verify it. Readers keep the bytes that they hold, and share them with those who ask for the
-  // bytes meanwhile. The tile's file stays as it is.
+  // bytes meanwhile; the memory is freed once nobody holds them. The tile's file stays as it is.
   //
   // NOT_FOUND: the tile is missing or not committed. FAILED_PRECONDITION: it is unloaded, state, or
   // in another form already. DATA_LOSS (CHECKSUM_MISMATCH): the bytes that the form gives are not

@@ -185,6 +185,25 @@ TEST(BufferTest, ThreadsNeverHoldMoreThanTheLimitTogether) {
   EXPECT_EQ(budget.used_bytes(), 0);
 }
 
+TEST(BufferTest, ABufferThatIsToBeFreedIsNotKept) {
+  MemoryBudget budget(int64_t{8} << 20);
+  const auto pool = BufferPool::Create(&budget, int64_t{4} << 20);
+  for (int round = 0; round < 3; ++round) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer freed, pool->Allocate(100'000, "a test"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer kept, pool->Allocate(200'000, "a test"));
+    pool->FreeOnReturn(freed);
+    EXPECT_EQ(freed.size(), 100'000u) << "not before it is returned";
+    const Buffer moved = std::move(freed);
+    pool->FreeOnReturn(Buffer());
+  }
+  EXPECT_GE(pool->idle_bytes(), 200'000);
+  EXPECT_LT(pool->idle_bytes(), 300'000);
+  EXPECT_EQ(budget.used_bytes(), pool->idle_bytes());
+  // The mark goes with the buffer, not with its memory, which the next buffer may get.
+  for (int i = 0; i < 8; ++i) EXPECT_THAT(pool->Allocate(100'000, "a test"), IsOk());
+  EXPECT_GE(pool->idle_bytes(), 300'000);
+}
+
 TEST(BufferTest, IdleBuffersGoBackToAHostThatHasNoMemory) {
   MemoryBudget budget(int64_t{8} << 20);
   const auto pool = BufferPool::Create(&budget, int64_t{1} << 20);

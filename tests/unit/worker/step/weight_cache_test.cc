@@ -25,8 +25,13 @@ constexpr int64_t kTileBytes = kN * kK * 4;
 
 class WeightCacheTest : public ::testing::Test {
  protected:
-  WeightCacheTest() {
-    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), ""});
+  WeightCacheTest() { Open(0); }
+
+  // Begins anew, with a pool that keeps so many bytes in idle buffers.
+  void Open(int64_t max_idle_bytes) {
+    cache_.reset();
+    store_.reset();
+    auto store = ShardStore::Open({BufferPool::Create(&budget_, max_idle_bytes), ""});
     EXPECT_THAT(store, IsOk());
     store_ = *std::move(store);
     cache_ = std::make_unique<WeightCache>(&kernel_, &budget_, store_.get());
@@ -110,6 +115,19 @@ TEST_F(WeightCacheTest, APackedWeightTakesTheMemoryOfThePlainOne) {
   ExpectBytes("a");
   EXPECT_EQ(budget_.used_bytes(), packed->memory_bytes());
   EXPECT_FALSE(cache_->PutInStore()) << "there is nothing left to put";
+}
+
+// The next step has begun before the last one puts the packed form.
+TEST_F(WeightCacheTest, PlainBytesThatAStepHoldsMeanwhileLeaveNoIdleMemory) {
+  Open(4 * kTileBytes);
+  Add("a");
+  OwnedBytes plain = Plain("a");
+  const PackedTilePtr packed = Find("a", plain);
+  ASSERT_NE(packed, nullptr);
+  EXPECT_TRUE(cache_->PutInStore());
+  EXPECT_GT(budget_.used_bytes(), packed->memory_bytes());
+  plain = {};
+  EXPECT_EQ(budget_.used_bytes(), packed->memory_bytes());
 }
 
 TEST_F(WeightCacheTest, AReleasedArrayLeavesNothing) {
