@@ -128,7 +128,7 @@ MESSAGE_HOMES = [
     "rpc/codec/*_codec.*", "server/*_codec.*", "rpc/codec/tree_decoder.*", "client/remote/tree_encoder.*",
     "client/remote/wire_enums.h", "server/state/array_record.*", "rpc/codec/status.cc", "rpc/stream/frame.cc",
     "rpc/stream/tile_piece.cc", "rpc/stream/tile_receiver.cc", "rpc/transfer_token.cc", "worker/fill/peer_reader.cc", "server/service/*", "server/watch/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
-    "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
+    "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "rpc/reflection_service.cc", "server/coordinator_server.cc",
     "client/remote/*_client.*", "client/remote/*_calls.*", "client/remote/*_call_stream.*", "client/remote/*_codec.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
     "worker/*_service.*", "worker/service/*_tiles.*", "worker/service/attach_*.*", "worker/*_link.*",
     "worker/*_server.*",
