@@ -50,6 +50,7 @@ absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& fr
   SHARDMESH_ASSIGN_OR_RETURN(detail.collective, rpc::Decode(from.collective_time()));
   detail.sent_bytes = from.sent_bytes();
   for (const internal::v1::StagedOutput& output : from.outputs()) {
+  SHARDMESH_ASSIGN_OR_RETURN(detail.queued, rpc::Decode(from.queue_time()));
     detail.tile_bytes.emplace(output.array_id(), output.data());
   }
   if (from.has_trace()) {

@@ -118,6 +118,7 @@ internal::v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   to.set_committed(from.state == TileState::kCommitted);
   if (!to.committed()) {
     to.set_transfer_id(description.transfer_id);
+  rpc::Encode(from.queue_time, report->mutable_queue_time());
     to.set_of_step(description.transfer_id.starts_with(kStepTransferPrefix));
   }
   return to;

@@ -98,6 +98,7 @@ internal::v1::StepReport Done() {
   report.set_sent_bytes(7);
   rpc::Encode(absl::Milliseconds(3), report.mutable_kernel_time());
   rpc::Encode(absl::Milliseconds(5), report.mutable_collective_time());
+  rpc::Encode(absl::Milliseconds(2), report.mutable_queue_time());
   internal::v1::StagedOutput* const output = report.add_outputs();
   output->set_array_id("out");
   output->set_crc32c(9);
@@ -117,6 +118,7 @@ TEST(AttachCodecTest, AReportBringsTilesTimesAndElements) {
   EXPECT_EQ(report.detail.sent_bytes, 7);
   EXPECT_EQ(report.detail.kernel, absl::Milliseconds(3));
   EXPECT_EQ(report.detail.collective, absl::Milliseconds(5));
+  EXPECT_EQ(report.detail.queued, absl::Milliseconds(2));
   EXPECT_THAT(report.detail.tile_bytes, ElementsAre(Pair("out", "data")));
   EXPECT_FALSE(report.detail.trace.has_value());
 }

@@ -134,9 +134,11 @@ TEST(AttachMessageCodecTest, OnlyAFailedStepHasAnErrorAndSomebodyToBlame) {
   result.outcome = StepOutcome::kFailed;
   const internal::v1::StepReport failed = Encode(result).step_report();
   EXPECT_EQ(failed.outcome(), internal::v1::StepReport::OUTCOME_FAILED);
+  result.queue_time = absl::Milliseconds(6);
   EXPECT_THAT(rpc::Decode(failed.error()), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(failed.blamed_identity(), "w2");
   result.outcome = StepOutcome::kNeedPlan;
+  EXPECT_THAT(rpc::Decode(done.queue_time()), IsOkAndHolds(absl::Milliseconds(6)));
   EXPECT_EQ(Encode(result).step_report().outcome(), internal::v1::StepReport::OUTCOME_NEED_PLAN);
 }
 
