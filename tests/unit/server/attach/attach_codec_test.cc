@@ -138,6 +138,31 @@ TEST(AttachCodecTest, AReportBringsWhatTheRankDid) {
   EXPECT_THAT(DecodeReport("w1", from).status, StatusIs(absl::StatusCode::kInternal));
 }
 
+TEST(AttachCodecTest, AHelloBringsTheCostsOfKernels) {
+  internal::v1::Hello from;
+  EXPECT_EQ(DecodeHello(from).kernels, MeasuredKernels()) << "of an older build";
+  const auto add = [&from](int kind, double seconds, int rows = 0) {
+    internal::v1::KernelCost* const cost = from.mutable_capacity()->add_kernel_costs();
+    cost->set_kind(static_cast<internal::v1::KernelCost::Kind>(kind));
+    cost->set_seconds(seconds);
+    cost->set_rows(rows);
+  };
+  from.mutable_capacity()->set_f32_flops_per_second(5e9);
+  add(0, 1);
+  add(internal::v1::KernelCost::KIND_PRODUCT_I8_BF16, 1e-9, 32);
+  add(internal::v1::KernelCost::KIND_PRODUCT_I8_BF16, 1, 33);  // of a newer build
+  add(internal::v1::KernelCost::KIND_PLAIN_BYTE, 4e-9);
+  add(internal::v1::KernelCost::KIND_SOFTMAX_ELEMENT, 2e-9);
+  add(internal::v1::KernelCost::KIND_SOFTMAX_ELEMENT, 3e-9);
+  add(internal::v1::KernelCost::Kind_MAX + 1, 1);  // of a newer build
+  add(-1, 1);
+  MeasuredKernels expected = {.f32_flops_per_second = 5e9};
+  expected.costs[ProductKind::kI8Bf16][3] = 1e-9;
+  expected.costs[KernelCost::kPlainByte] = 4e-9;
+  expected.costs[KernelCost::kSoftmaxElement] = 3e-9;
+  EXPECT_EQ(DecodeHello(from).kernels, expected);
+}
+
 TEST(AttachCodecTest, AReportThatCannotBeReadIsAFailure) {
   internal::v1::StepReport from = Done();
   from.mutable_kernel_time()->set_nanos(2'000'000'000);
