@@ -12,6 +12,7 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -44,7 +45,9 @@ class RandomProgram {
         &RandomProgram::Layers,   &RandomProgram::Block,          &RandomProgram::Elements,
         &RandomProgram::Exchange, &RandomProgram::BatchedProduct, &RandomProgram::Shapes};
     // Without distributions of the library, which differ between libraries.
-    dtype_ = Below(2) == 0 ? Dtype::kF32 : Dtype::kBF16;
+    constexpr std::array kDtypes = {Dtype::kF32, Dtype::kBF16, Dtype::kF32, Dtype::kBF16,
+                                    Dtype::kF16};
+    dtype_ = kDtypes[static_cast<size_t>(Below(std::ssize(kDtypes)))];
     const GraphValue result = (this->*kMakers[static_cast<size_t>(Below(std::ssize(kMakers)))])();
     builder_.Output("y", result);
     what_ = StrCat(DtypeName(dtype_), " ", what_);
@@ -78,12 +81,23 @@ class RandomProgram {
     }
   }
 
-  GraphValue Put(Dtype dtype, Shape shape, PartitionSpec spec) {
+  GraphValue Put(Dtype dtype, const Shape& shape, PartitionSpec spec) {
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
     std::vector<char> elements(static_cast<size_t>(count * BitsPerElement(dtype) / 8));
     const double deviation = 1 / std::sqrt(static_cast<double>(shape.back()));
     OrExit(FillNormal(dtype, call_.operands.size(), deviation, 0, absl::MakeSpan(elements)));
+    return Put(dtype, shape, std::move(spec), elements);
+  }
+  // FillNormal has no integers.
+  GraphValue PutZeros(Dtype dtype, const Shape& shape, PartitionSpec spec) {
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    const std::vector<char> elements(static_cast<size_t>(count * BitsPerElement(dtype) / 8));
+    return Put(dtype, shape, std::move(spec), elements);
+  }
+  GraphValue Put(Dtype dtype, const Shape& shape, PartitionSpec spec,
+                 const std::vector<char>& elements) {
     call_.operands.emplace_back(
         PutUnnamed(mesh_, OrExit(TensorView::Create(dtype, shape, elements)), std::move(spec)));
     return builder_.Parameter(StrCat("operand", call_.operands.size()), dtype, shape);
@@ -95,17 +109,27 @@ class RandomProgram {
     return kAll[Below(std::ssize(kAll))];
   }
 
+  // The weights of a linear layer: I8 with scales, if `is_i8`.
+  GraphValue Layer(GraphValue input, int64_t out, int64_t in, bool is_i8) {
+    LinearArgs args = {.activation = AnyActivation()};
+    if (!is_i8) return builder_.Linear(input, Put(dtype_, {out, in}, AnySpec()), args);
+    const GraphValue weight = PutZeros(Dtype::kI8, {out, in}, AnySpec());
+    args.scales = Put(Dtype::kF32, {out}, PartitionSpec());
+    return builder_.Linear(input, weight, args);
+  }
+
   GraphValue Layers() {
-    const int64_t rows = Between(32, 1024, 32);
+    // Half of them have few rows, as in decoding.
+    const int64_t rows = Below(2) == 0 ? 1 + Below(32) : Between(32, 1024, 32);
+    const bool is_i8 = Below(4) == 0;
     const int64_t depth = 1 + Below(3);
     int64_t width = Between(512, 4096, 64);
-    what_ = StrCat("linear layers, ", rows, " rows, ", width);
+    what_ = StrCat(is_i8 ? "linear layers of I8, " : "linear layers, ", rows, " rows, ", width);
     GraphValue value = Put(dtype_, {rows, width}, AnySpec());
     for (int64_t layer = 0; layer < depth; ++layer) {
       const int64_t out = Between(512, 4096, 64);
       StrAppend(&what_, " -> ", out);
-      value = builder_.Linear(value, Put(dtype_, {out, width}, AnySpec()),
-                              {.activation = AnyActivation()});
+      value = Layer(value, out, width, is_i8);
       width = out;
     }
     return value;
@@ -130,7 +154,14 @@ class RandomProgram {
     };
     const GraphValue query = head();
     const GraphValue keys = head();
-    const GraphValue attention = builder_.Attention(query, keys, head(), {.scale = 0.125F});
+    AttentionArgs args = {.scale = 0.125F};
+    if (Below(2) == 0) {
+      std::vector<int32_t> positions(static_cast<size_t>(length));
+      std::iota(positions.begin(), positions.end(), 0);
+      args.positions = builder_.Vector(positions);
+      StrAppend(&what_, ", causal");
+    }
+    const GraphValue attention = builder_.Attention(query, keys, head(), args);
     return builder_.Add(input, builder_.Linear(builder_.Reshape(attention, {batch, length, hidden}),
                                                Put(dtype_, {hidden, hidden}, columns)));
   }

@@ -1,9 +1,10 @@
-// Counts the operations and bytes of local instructions.
+// Counts the operations, elements and bytes of local instructions.
 #include "program/kernel_time.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <variant>
-#include <vector>
 
 #include "program/tensor_op.h"
 #include "program/value_layout.h"
@@ -12,25 +13,193 @@
 namespace shardmesh {
 namespace {
 
-// Returns the time in which a device reads or writes the tiles of a value.
-double BytesSeconds(const Plan& plan, const ValueDescriptor& value, const KernelRates& rates) {
-  return rates.seconds_per_byte * static_cast<double>(TileBytes(plan.mesh, value));
+// Returns the measured cost; `otherwise` if it was not measured.
+double CostOr(const KernelRates& rates, KernelCost cost, double otherwise) {
+  const double seconds = rates.costs.Of(cost);
+  return seconds > 0 ? seconds : otherwise;
 }
 
-double BytesSeconds(const Plan& plan, ValueIndex value, const KernelRates& rates) {
-  return BytesSeconds(plan, plan.values[value], rates);
+double ReadByteOf(const KernelRates& rates) {
+  return CostOr(rates, KernelCost::kReadByte, rates.seconds_per_byte);
 }
 
-// Returns the time of a product that a device computes in as many products of rows as a group along
-// `axes` has places.
-double FusedProductSeconds(const Plan& plan, const LocalMatmul& matmul, const ValueDescriptor& lhs,
-                           const ValueDescriptor& out, const Axes& axes, const KernelRates& rates) {
-  const auto parts = static_cast<double>(AxesSize(plan.mesh, axes));
-  const double flops = 2 * static_cast<double>(TileShape(plan.mesh, lhs).back()) *
-                       static_cast<double>(TileElements(plan.mesh, out));
-  const double bytes = BytesSeconds(plan, lhs, rates) + BytesSeconds(plan, out, rates) +
-                       parts * BytesSeconds(plan, matmul.rhs, rates);
-  return std::max(flops / rates.flops_per_second, bytes) + parts * rates.seconds_per_product;
+double StreamedByteOf(const KernelRates& rates) {
+  return CostOr(rates, KernelCost::kStreamedByte, rates.seconds_per_byte);
+}
+
+double ProductStartOf(const KernelRates& rates) {
+  return CostOr(rates, KernelCost::kProductStart, rates.seconds_per_product);
+}
+
+double AttentionFlopOf(const KernelRates& rates) {
+  return CostOr(rates, KernelCost::kAttentionFlop, 1 / rates.flops_per_second);
+}
+
+ProductKind KindOf(Dtype lhs, Dtype rhs) {
+  switch (rhs) {
+    case Dtype::kBF16:
+      return ProductKind::kBf16;
+    case Dtype::kF16:
+      return ProductKind::kF16;
+    case Dtype::kI8:
+      return lhs == Dtype::kBF16 ? ProductKind::kI8Bf16 : ProductKind::kI8;
+    default:
+      return ProductKind::kF32;
+  }
+}
+
+// Returns the time of a product for each element of its weights. Interpolates between the measured
+// numbers of rows. If some were not measured, each row takes the time of one of F32.
+double SecondsOfWeight(ProductKind kind, double rows, const KernelRates& rates) {
+  const ProductCosts& costs = rates.costs.Of(kind);
+  if (*std::min_element(costs.begin(), costs.end()) <= 0) return 2 * rows / rates.flops_per_second;
+  if (rows <= kProductRows[0]) return costs[0];
+  // The first measured number that is not less; the last one also serves all larger numbers.
+  size_t upper = 1;
+  while (upper + 1 < kProductRows.size() && rows > kProductRows[upper]) ++upper;
+  const auto from = static_cast<double>(kProductRows[upper - 1]);
+  const auto to = static_cast<double>(kProductRows[upper]);
+  const double slope = std::max((costs[upper] - costs[upper - 1]) / (to - from), 0.0);
+  return costs[upper - 1] + (rows - from) * slope;
+}
+
+double BytesOfTile(const Plan& plan, const ValueDescriptor& value) {
+  return static_cast<double>(TileBytes(plan.mesh, value));
+}
+
+double BytesOfTile(const Plan& plan, ValueIndex value) {
+  return BytesOfTile(plan, plan.values[value]);
+}
+
+double ElementsOfTile(const Plan& plan, const ValueDescriptor& value) {
+  return static_cast<double>(TileElements(plan.mesh, value));
+}
+
+// Returns the time of an element of the activation, beside that to read and write it.
+double ElementSecondsOf(Activation activation, const KernelRates& rates) {
+  switch (activation) {
+    case Activation::kNone:
+    case Activation::kRelu:
+      return 0;
+    case Activation::kGelu:
+      return rates.costs.Of(KernelCost::kGeluElement);
+    default:
+      return rates.costs.Of(KernelCost::kFunctionElement);
+  }
+}
+
+double ElementSecondsOf(MapFunction function, const KernelRates& rates) {
+  switch (function) {
+    case MapFunction::kGelu:
+      return rates.costs.Of(KernelCost::kGeluElement);
+    case MapFunction::kExp:
+    case MapFunction::kLog:
+    case MapFunction::kTanh:
+    case MapFunction::kSigmoid:
+    case MapFunction::kGeluTanh:
+    case MapFunction::kSilu:
+      return rates.costs.Of(KernelCost::kFunctionElement);
+    default:
+      return 0;
+  }
+}
+
+// Returns whether the op transposes elements. If the last dimension stays the last one, it copies
+// rows instead.
+bool MovesLastDimension(const TensorOp& op) {
+  const auto* const transpose = std::get_if<TransposeOp>(&op);
+  return transpose != nullptr && !transpose->permutation.empty() &&
+         transpose->permutation.back() != std::ssize(transpose->permutation) - 1;
+}
+
+// Returns whether each step has to pack the right operand of a product: all but weights, which the
+// workers keep packed.
+bool IsPackedEachTime(const Plan& plan, const LocalMatmul& matmul) {
+  const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
+  const bool is_matrix =
+      std::all_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent == 1; });
+  return matmul.rhs >= plan.operand_count || !is_matrix;
+}
+
+// The tiles of a product, which a device computes as `products` products of matrices.
+struct DeviceProduct {
+  const LocalMatmul& matmul;
+  const ValueDescriptor& lhs;
+  const ValueDescriptor& out;
+  double products = 1;
+  double rhs_reads = 1;  // how often the products read the right operand's tile
+};
+
+double ProductSeconds(const Plan& plan, const DeviceProduct& product, const KernelRates& rates) {
+  const LocalMatmul& matmul = product.matmul;
+  const ValueDescriptor& rhs = plan.values[matmul.rhs];
+  const Shape lhs_tile = TileShape(plan.mesh, product.lhs);
+  const Shape rhs_tile = TileShape(plan.mesh, rhs);
+  const auto contracted =
+      static_cast<double>(lhs_tile[lhs_tile.size() - (matmul.transpose_lhs ? 2 : 1)]);
+  const auto columns =
+      static_cast<double>(rhs_tile[rhs_tile.size() - (matmul.transpose_rhs ? 2 : 1)]);
+  const double elements = ElementsOfTile(plan, product.out);
+  const double starts = ProductStartOf(rates) * product.products;
+  if (elements == 0) return starts;
+  const double rows = elements / (columns * product.products);  // of each product
+  const double compute = product.products * contracted * columns *
+                         SecondsOfWeight(KindOf(product.lhs.dtype, rhs.dtype), rows, rates);
+  const double bytes = BytesOfTile(plan, product.lhs) + BytesOfTile(plan, product.out) +
+                       product.rhs_reads * BytesOfTile(plan, rhs);
+  double seconds = std::max(compute, bytes * ReadByteOf(rates)) + starts;
+  if (IsPackedEachTime(plan, matmul)) {
+    seconds += product.rhs_reads * BytesOfTile(plan, rhs) * rates.costs.Of(KernelCost::kPlainByte);
+  }
+  seconds += elements * ElementSecondsOf(matmul.activation, rates);
+  return seconds;
+}
+
+double AttentionSeconds(const Plan& plan, const AttentionOp& op, double bytes, ValueIndex output,
+                        const KernelRates& rates) {
+  const Shape query = TileShape(plan.mesh, plan.values[op.query]);
+  const Shape keys = TileShape(plan.mesh, plan.values[op.keys]);
+  const Shape out = TileShape(plan.mesh, plan.values[output]);
+  // A kernel computes blocks of rows, and some rows that a query does not see.
+  constexpr int64_t kUnseenRows = 32;
+  int64_t computed = SeenPairs(query[1], keys[1], op.positions.has_value());
+  AddTo(computed, ProductOf(query[1], kUnseenRows));
+  const auto pairs = static_cast<double>(std::min(computed, ProductOf(query[1], keys[1])));
+  const double heads = static_cast<double>(query[0]) * static_cast<double>(query[2]);
+  const double features = static_cast<double>(query[3]) + static_cast<double>(out[3]);
+  return std::max(2 * heads * pairs * features * AttentionFlopOf(rates), bytes * ReadByteOf(rates));
+}
+
+// Returns the time of an op that reads its inputs and writes its output.
+double ComputeSeconds(const Plan& plan, const TensorOp& op, ValueIndex output,
+                      const KernelRates& rates) {
+  double bytes = BytesOfTile(plan, output);
+  for (const ValueIndex input : InputsOf(op)) bytes += BytesOfTile(plan, input);
+  if (const auto* const attention = std::get_if<AttentionOp>(&op); attention != nullptr) {
+    return AttentionSeconds(plan, *attention, bytes, output, rates);
+  }
+  const auto seconds_of = [&](KernelCost cost, ValueIndex value) {
+    return ElementsOfTile(plan, plan.values[value]) * rates.costs.Of(cost);
+  };
+  double elements = 0;
+  if (MovesLastDimension(op)) elements = seconds_of(KernelCost::kTransposedElement, output);
+  if (const auto* const map = std::get_if<MapOp>(&op); map != nullptr) {
+    elements = ElementsOfTile(plan, plan.values[output]) * ElementSecondsOf(map->function, rates);
+  }
+  if (std::holds_alternative<NormOp>(op) || std::holds_alternative<RotaryOp>(op)) {
+    elements = seconds_of(KernelCost::kNormElement, output);
+    if (plan.values[output].dtype != Dtype::kF32) {
+      elements += seconds_of(KernelCost::kHalfElement, output);
+    }
+  }
+  if (std::holds_alternative<SoftmaxOp>(op)) {
+    // Of each row, the kernel first reads all elements: it does not compute while it waits.
+    return bytes * StreamedByteOf(rates) + seconds_of(KernelCost::kSoftmaxElement, output);
+  }
+  if (const auto* const reduce = std::get_if<ReduceOp>(&op); reduce != nullptr) {
+    elements = seconds_of(KernelCost::kReducedElement, reduce->input);
+  }
+  return std::max(bytes * StreamedByteOf(rates), elements);
 }
 
 }  // namespace
@@ -59,6 +228,17 @@ int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output
   return ProductOf(2, ProductOf(ProductOf(queries, keys[1]), features));
 }
 
+int64_t SeenPairs(int64_t queries, int64_t rows, bool has_positions) {
+  if (!has_positions) return ProductOf(queries, rows);
+  if (queries == 0 || rows == 0) return 0;
+  // Query i sees min(i + 1, rows) rows.
+  const int64_t rising = std::min(queries, rows);
+  int64_t pairs =
+      rising % 2 == 0 ? ProductOf(rising / 2, rising + 1) : ProductOf(rising, rising / 2 + 1);
+  AddTo(pairs, ProductOf(queries - rising, rows));
+  return std::max(pairs, rows);
+}
+
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates) {
   const ValueIndex output = instruction.output;
   struct Visitor {
@@ -67,46 +247,50 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
     ValueIndex output;
 
     double operator()(const LocalMatmul& matmul) const {
-      const Shape lhs = TileShape(plan.mesh, plan.values[matmul.lhs]);
-      const double contracted =
-          static_cast<double>(lhs[lhs.size() - (matmul.transpose_lhs ? 2 : 1)]);
-      const double flops =
-          2 * contracted * static_cast<double>(TileElements(plan.mesh, plan.values[output]));
-      const double bytes = BytesSeconds(plan, matmul.lhs, rates) +
-                           BytesSeconds(plan, matmul.rhs, rates) +
-                           BytesSeconds(plan, output, rates);
-      return std::max(flops / rates.flops_per_second, bytes) +
-             rates.seconds_per_product * static_cast<double>(ProductsOf(plan, matmul, output));
+      return ProductSeconds(plan,
+                            {.matmul = matmul,
+                             .lhs = plan.values[matmul.lhs],
+                             .out = plan.values[output],
+                             .products = static_cast<double>(ProductsOf(plan, matmul, output))},
+                            rates);
     }
     double operator()(const LocalEpilogue& epilogue) const {
-      return BytesSeconds(plan, epilogue.input, rates) + BytesSeconds(plan, output, rates);
+      const double bytes = BytesOfTile(plan, epilogue.input) + BytesOfTile(plan, output);
+      const double elements =
+          ElementsOfTile(plan, plan.values[output]) * ElementSecondsOf(epilogue.activation, rates);
+      return std::max(bytes * StreamedByteOf(rates), elements);
     }
-    double operator()(const LocalSlice& /*slice*/) const {
-      return 2 * BytesSeconds(plan, output, rates);
-    }
+    double operator()(const LocalSlice& /*slice*/) const { return CopySeconds(output); }
     double operator()(const LocalCompute& compute) const {
       const bool copies_rows = std::holds_alternative<EmbeddingOp>(compute.op) ||
                                std::holds_alternative<SliceOp>(compute.op);
-      if (copies_rows) return 2 * BytesSeconds(plan, output, rates);
+      if (copies_rows) return CopySeconds(output);
       if (const auto* const update = std::get_if<UpdateRowsOp>(&compute.op)) {
-        return 2 * BytesSeconds(plan, update->update, rates);
+        return CopySeconds(update->update);
       }
-      double bytes = BytesSeconds(plan, output, rates);
-      for (const ValueIndex input : InputsOf(compute.op)) {
-        bytes += BytesSeconds(plan, input, rates);
-      }
-      const double flops = static_cast<double>(FlopsOf(plan, compute, output));
-      return std::max(flops / rates.flops_per_second, bytes);
+      return ComputeSeconds(plan, compute.op, output, rates);
     }
     double operator()(const GroupCollective& /*collective*/) const { return 0; }
     double operator()(const MoveRegions& /*move*/) const { return 0; }
     double operator()(const GatherMatmul& fused) const {
-      return FusedProductSeconds(plan, fused.matmul, fused.gathered, plan.values[output],
-                                 fused.gather.axes, rates);
+      return FusedSeconds(fused.matmul, fused.gathered, plan.values[output], fused.gather.axes);
     }
     double operator()(const MatmulScatter& fused) const {
-      return FusedProductSeconds(plan, fused.matmul, plan.values[fused.matmul.lhs], fused.product,
-                                 fused.scatter.axes, rates);
+      return FusedSeconds(fused.matmul, plan.values[fused.matmul.lhs], fused.product,
+                          fused.scatter.axes);
+    }
+
+    double CopySeconds(ValueIndex copied) const {
+      return 2 * BytesOfTile(plan, copied) * StreamedByteOf(rates);
+    }
+    // A product that a device computes in as many products of rows as a group along `axes` has
+    // places.
+    double FusedSeconds(const LocalMatmul& matmul, const ValueDescriptor& lhs,
+                        const ValueDescriptor& out, const Axes& axes) const {
+      const auto parts = static_cast<double>(AxesSize(plan.mesh, axes));
+      return ProductSeconds(
+          plan, {.matmul = matmul, .lhs = lhs, .out = out, .products = parts, .rhs_reads = parts},
+          rates);
     }
   };
   return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
@@ -115,11 +299,38 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
 bool AreAlike(const KernelRates& a, const KernelRates& b) {
   constexpr double kFactor = 1.5;
   const auto are_alike = [](double x, double y) {
-    return std::max(x, y) < kFactor * std::min(x, y);
+    return x == y || std::max(x, y) < kFactor * std::min(x, y);
   };
-  return a.may_overlap == b.may_overlap && are_alike(a.flops_per_second, b.flops_per_second) &&
-         are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
-         are_alike(a.seconds_per_product, b.seconds_per_product);
+  constexpr std::array kKinds = {ProductKind::kF32, ProductKind::kBf16, ProductKind::kF16,
+                                 ProductKind::kI8, ProductKind::kI8Bf16};
+  static_assert(kKinds.size() == kProductKinds);
+  const bool products_are_alike = std::all_of(kKinds.begin(), kKinds.end(), [&](ProductKind kind) {
+    return std::all_of(kProductRows.begin(), kProductRows.end(), [&](int64_t number) {
+      const auto rows = static_cast<double>(number);
+      return are_alike(SecondsOfWeight(kind, rows, a), SecondsOfWeight(kind, rows, b));
+    });
+  });
+  // Differences of two measurements may be small, and then vary: they count with what they are
+  // added to.
+  const auto other_costs = [](const KernelRates& rates) {
+    const auto of = [&rates](KernelCost cost) { return rates.costs.Of(cost); };
+    return std::array{ReadByteOf(rates),
+                      ReadByteOf(rates) + of(KernelCost::kPlainByte),
+                      StreamedByteOf(rates),
+                      ProductStartOf(rates),
+                      AttentionFlopOf(rates),
+                      of(KernelCost::kTransposedElement),
+                      of(KernelCost::kFunctionElement),
+                      of(KernelCost::kGeluElement),
+                      of(KernelCost::kNormElement),
+                      of(KernelCost::kNormElement) + of(KernelCost::kHalfElement),
+                      of(KernelCost::kSoftmaxElement),
+                      of(KernelCost::kReducedElement)};
+  };
+  const auto of_a = other_costs(a);
+  const auto of_b = other_costs(b);
+  return a.may_overlap == b.may_overlap && products_are_alike &&
+         std::equal(of_a.begin(), of_a.end(), of_b.begin(), are_alike);
 }
 
 }  // namespace shardmesh

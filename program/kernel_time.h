@@ -14,20 +14,41 @@ namespace shardmesh {
 int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output);
 
 // Returns the multiplications and additions of the products in attention, on the device with the
-// most work; 0 for other ops, whose time is that of their bytes. Numbers beyond 64 bits are capped.
+// most work, if each query sees all rows; 0 for other ops. Numbers beyond 64 bits are capped.
 int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output);
 
-// Returns the predicted time of an instruction on the device with the most work: for a product, the
-// time of its operations or of its bytes, whichever is longer, and the time to start each matrix
-// product. For an epilogue, a slice or a tensor op, the time of its bytes. Attention is like a
-// product. Lookups and slices read only what they copy, and an update of rows writes only these
-// rows, as in the memory of a state operand. 0 for instructions that only exchange data. A fused
-// instruction (fuse_exchanges.h) computes one product for each place, each of which reads all of
-// the right operand. Requires a plan that CheckPlan accepts, up to this instruction.
+// Returns how many rows of keys all queries of a head together are taken to see. Without positions,
+// each of `queries` queries sees all `rows`. The planner does not know positions. Several queries
+// with positions are taken to be the first ones of their sequence, as in a prefill: query i sees
+// the rows 0 to i. As many queries as rows therefore see about half of the pairs. The result is at
+// least `rows`: a single query, as in decoding, is taken to be the last one. Capped as above.
+int64_t SeenPairs(int64_t queries, int64_t rows, bool has_positions);
+
+// Returns the predicted time of an instruction on the device with the most work. `rates` has the
+// costs of units of work (KernelCost). Where a cost was not measured, the other rates replace it.
+//
+// clang-format off
+//   products     the time for their weights and rows (kProductRows, interpolated) or for their
+//                bytes, whichever is longer; and the time to start each of them, to pack a right
+//                operand that is not a weight, and of the activation
+//   attention    the time of the operations, or of its bytes; for SeenPairs, and for some rows that
+//                a query does not see, since kernels compute blocks of rows
+//   functions, norms, rotary embeddings, sums, transpositions
+//                the time of their elements, or of their bytes
+//   softmax      both together
+//   other ops, epilogues and slices    the time of their bytes
+//   collectives and moves of regions   0
+// clang-format on
+//
+// Lookups and slices read only what they copy. An update of rows writes only these rows, as in the
+// memory of a state operand. A fused instruction (fuse_exchanges.h) computes one product for each
+// place, each of which reads all of the right operand.
+//
+// Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
-// Returns whether no figure of one differs from that of the other by a factor of 1.5 or more, and
-// devices run fused instructions with both or with neither.
+// Returns whether the times that follow from the two rates differ by a factor below 1.5 for each
+// kind of work, and devices run fused instructions with both or with neither.
 bool AreAlike(const KernelRates& a, const KernelRates& b);
 
 }  // namespace shardmesh

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
+#include "program/measured_rates.h"
 #include "program/program.h"
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
@@ -184,11 +185,13 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 
 // The rates at which each device runs kernels. The defaults apply if nothing was measured.
 struct KernelRates {
-  // The rate of products. Workers measure it for F32; the planner uses it for all types.
+  // The rate of products of F32. Where `costs` has no other cost, also that of all other products.
   double flops_per_second = 50e9;
-  double seconds_per_byte = 1 / 10e9;  // of operands that are read and results that are written
-  double seconds_per_product = 2e-6;   // to start one matrix product
-  bool is_measured = false;            // if false, all rates are the defaults
+  // Of operands that are read and results that are written, where `costs` has no cost.
+  double seconds_per_byte = 1 / 10e9;
+  double seconds_per_product = 2e-6;  // to start one matrix product, where `costs` has no cost
+  KernelCosts costs = {};             // 0 if no worker has measured it
+  bool is_measured = false;           // if false, all rates are the defaults
   // Whether all devices run fused instructions (FuseExchanges): all workers of the mesh have the
   // feature kOverlapFeature (rpc/contract.h).
   bool may_overlap = false;

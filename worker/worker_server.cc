@@ -33,7 +33,6 @@
 #include "tensor/buffer.h"
 #include "worker/exchange/peer_links.h"
 #include "worker/fill/fill_threads.h"
-#include "worker/kernel/kernel_speed.h"
 #include "worker/kernel/matmul.h"
 #include "worker/save/save_orders.h"
 #include "worker/save/write_root.h"
@@ -47,6 +46,7 @@
 #include "worker/step/step_executor.h"
 #include "worker/store/scrubber.h"
 #include "worker/store/shard_store.h"
+#include "worker/tensor_op/kernel_probe.h"
 #include "worker/worker_metrics.h"
 
 namespace shardmesh::worker {
@@ -72,6 +72,11 @@ uint64_t RandomIncarnation() {
     std::memcpy(&incarnation, bytes.data(), sizeof(incarnation));
   }
   return incarnation;
+}
+
+// Returns how many workers compute on the cores of this one.
+int WorkersOnOwnCores(const HostPart& part) {
+  return part.is_bound ? 1 : static_cast<int>(std::clamp<int64_t>(part.count, 1, 64));
 }
 
 // Returns the most bytes that idle buffers of the buffer pool may take.
@@ -282,7 +287,7 @@ class WorkerServer::Impl {
                     .endpoints = std::move(endpoints),
                     .exchange_port = exchange_->port(),
                     .threads = threads_,
-                    .f32_flops_per_second = MeasureF32Speed(&kernel_),
+                    .kernels = MeasureKernels(&kernel_, WorkersOnOwnCores(options_.part)),
                     .overlaps_exchanges = kernel_.KeepsBitsOfRows(Dtype::kF32) &&
                                           kernel_.KeepsBitsOfRows(Dtype::kBF16),
                     .data_dir = options_.data_dir,

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "program/flight_record.h"
-#include "program/measured_link.h"
+#include "program/measured_rates.h"
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 

@@ -4,7 +4,7 @@
 #define SHARDMESH_RPC_CODEC_LINK_CODEC_H_
 
 #include "absl/status/statusor.h"
-#include "program/measured_link.h"
+#include "program/measured_rates.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 
 namespace shardmesh::rpc {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -49,6 +50,7 @@ absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& fr
   SHARDMESH_ASSIGN_OR_RETURN(detail.kernel, rpc::Decode(from.kernel_time()));
   SHARDMESH_ASSIGN_OR_RETURN(detail.collective, rpc::Decode(from.collective_time()));
   detail.sent_bytes = from.sent_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(detail.queued, rpc::Decode(from.queue_time()));
   for (const internal::v1::StagedOutput& output : from.outputs()) {
     detail.tile_bytes.emplace(output.array_id(), output.data());
   }
@@ -56,6 +58,26 @@ absl::StatusOr<RankReportDetail> DecodeDetail(const internal::v1::StepReport& fr
     SHARDMESH_ASSIGN_OR_RETURN(detail.trace, rpc::Decode(from.trace()));
   }
   return detail;
+}
+
+static_assert(internal::v1::KernelCost::Kind_MAX == kProductKinds + kKernelCosts,
+              "the kinds have the order of ProductKind and then of KernelCost, from 1 on");
+
+MeasuredKernels DecodeKernels(const internal::v1::WorkerCapacity& from) {
+  MeasuredKernels kernels = {.f32_flops_per_second = from.f32_flops_per_second()};
+  for (const internal::v1::KernelCost& cost : from.kernel_costs()) {
+    const int number = cost.kind();
+    if (number < 1 || number > internal::v1::KernelCost::Kind_MAX) continue;  // of a newer build
+    const auto kind = static_cast<size_t>(number - 1);
+    if (kind >= kProductKinds) {
+      kernels.costs.seconds[kind - kProductKinds] = cost.seconds();
+      continue;
+    }
+    const auto rows = std::find(kProductRows.begin(), kProductRows.end(), cost.rows());
+    if (rows == kProductRows.end()) continue;
+    kernels.costs.products[kind][static_cast<size_t>(rows - kProductRows.begin())] = cost.seconds();
+  }
+  return kernels;
 }
 
 }  // namespace
@@ -234,7 +256,7 @@ WorkerHello DecodeHello(const internal::v1::Hello& from) {
                                          : std::nullopt,
                     .nonce = from.nonce(),
                     .memory_bytes = from.capacity().memory_bytes(),
-                    .f32_flops_per_second = from.capacity().f32_flops_per_second(),
+                    .kernels = DecodeKernels(from.capacity()),
                     .durable = from.capacity().durable(),
                     .cache_bytes = from.capacity().cache_bytes(),
                     .term = from.term(),

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "program/measured_link.h"
+#include "program/measured_rates.h"
 #include "server/attach/worker_hello.h"
 #include "server/attach/worker_message.h"
 #include "server/content/digest_transport.h"

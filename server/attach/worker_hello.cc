@@ -2,6 +2,7 @@
 #include "server/attach/worker_hello.h"
 
 #include "absl/strings/escaping.h"
+#include "absl/types/span.h"
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
 #include "status/fact_keys.h"
@@ -20,6 +21,7 @@ constexpr size_t kMaxClusterIdBytes = 64;
 constexpr size_t kMaxFeatures = 64;
 // A bound for the speed of a worker, so that the sum of many workers' speeds in MFLOP/s fits int64.
 constexpr double kMaxFlopsPerSecond = 1e18;
+constexpr double kMaxKernelCost = 1;  // seconds for one unit
 constexpr size_t kMaxFeatureBytes = 64;
 // Maximum number of bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
@@ -28,6 +30,16 @@ absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_vi
   if (text.size() <= max_bytes) return absl::OkStatus();
   return rpc::BadField(StrCat("hello.", field), StrCat("has a text of ", text.size(),
                                                        " bytes; it must have at most ", max_bytes));
+}
+
+absl::Status CheckCosts(absl::Span<const double> costs) {
+  for (const double seconds : costs) {
+    // Also refuses a value that is not a number.
+    if (seconds >= 0 && seconds <= kMaxKernelCost) continue;
+    return rpc::BadField("hello.capacity.kernel_costs",
+                         StrCat("has a cost of ", seconds, " s; it must be 0 to ", kMaxKernelCost));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckFields(const WorkerHello& hello) {
@@ -56,10 +68,14 @@ absl::Status CheckFields(const WorkerHello& hello) {
     return rpc::BadField("hello.capacity.cache_bytes", "is negative");
   }
   // Also refuses a value that is not a number.
-  if (!(hello.f32_flops_per_second >= 0 && hello.f32_flops_per_second <= kMaxFlopsPerSecond)) {
-    return rpc::BadField(
-        "hello.capacity.f32_flops_per_second",
-        StrCat("is ", hello.f32_flops_per_second, "; it must be 0 to ", kMaxFlopsPerSecond));
+  const double flops = hello.kernels.f32_flops_per_second;
+  if (!(flops >= 0 && flops <= kMaxFlopsPerSecond)) {
+    return rpc::BadField("hello.capacity.f32_flops_per_second",
+                         StrCat("is ", flops, "; it must be 0 to ", kMaxFlopsPerSecond));
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckCosts(hello.kernels.costs.seconds));
+  for (const ProductCosts& costs : hello.kernels.costs.products) {
+    SHARDMESH_RETURN_IF_ERROR(CheckCosts(costs));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.cluster_id, kMaxClusterIdBytes, "cluster_id"));
   SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.boot_id, kMaxTextBytes, "boot_id"));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "program/measured_rates.h"
 
 namespace shardmesh::server {
 
@@ -26,7 +27,7 @@ struct WorkerHello {
   std::optional<int32_t> exchange_port = std::nullopt;
   std::string nonce;
   int64_t memory_bytes = 0;
-  double f32_flops_per_second = 0;  // 0: not measured
+  MeasuredKernels kernels = {};
   bool durable = false;
   int64_t cache_bytes = 0;
   int64_t term = 0;

@@ -291,7 +291,7 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   info.capacity_bytes = hello_.memory_bytes;
   info.durable = hello_.durable;
   info.cache_bytes = hello_.cache_bytes;
-  info.f32_flops_per_second = hello_.f32_flops_per_second;
+  info.kernels = hello_.kernels;
   info.answers_clock = HasFeature(rpc::kClockAnswersFeature);
   info.multiplies_batches = HasFeature(rpc::kBatchesFeature);
   info.runs_tensor_ops = HasFeature(rpc::kTensorOpsFeature);

@@ -30,8 +30,9 @@ absl::Status NoWorker(const CutQuestion& question, size_t rank) {
 // worker has not measured its speed.
 int64_t WeightOf(UnevenCuts rule, const WorkerInfo& worker) {
   // The units are KiB and MFLOP/s.
-  return rule == UnevenCuts::kByMemory ? worker.capacity_bytes >> 10
-                                       : static_cast<int64_t>(worker.f32_flops_per_second / 1e6);
+  return rule == UnevenCuts::kByMemory
+             ? worker.capacity_bytes >> 10
+             : static_cast<int64_t>(worker.kernels.f32_flops_per_second / 1e6);
 }
 
 absl::StatusOr<std::vector<int64_t>> WeighWorkers(const CutQuestion& question,

@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "program/collective_choice.h"
-#include "program/measured_link.h"
+#include "program/measured_rates.h"
 #include "server/state/membership.h"
 
 namespace shardmesh::server {

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
+#include "program/measured_rates.h"
 #include "server/state/pause_watch.h"
 
 namespace shardmesh::server {
@@ -59,7 +60,7 @@ struct WorkerInfo {
   int64_t capacity_bytes = 0;           // memory for shards
   bool durable = false;                 // keeps committed tiles on disk
   int64_t cache_bytes = 0;              // memory that tiles of released arrays may take
-  double f32_flops_per_second = 0;      // of its kernels for F32, as measured; 0: not measured
+  MeasuredKernels kernels = {};         // the speed of its kernels
   bool answers_clock = false;           // answers each CoordinatorClock with a heartbeat at once
   bool multiplies_batches = false;      // runs plans for which MultipliesBatches is true
   bool runs_tensor_ops = false;         // runs plans with LocalCompute and with updates

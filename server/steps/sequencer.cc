@@ -152,7 +152,7 @@ struct Sequencer::Work {
   }
 
   WorkOutcome Outcome(absl::Status status) const {
-    return {std::move(status), ref.sequence, ranks, ref.epoch};
+    return {std::move(status), ref.sequence, ranks, ref.epoch, ref.started};
   }
 };
 

@@ -52,6 +52,8 @@ struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
   int64_t sent_bytes = 0;
+  absl::Duration queued =
+      absl::ZeroDuration();  // how long the step waited for others on the worker
   // Bytes of the rank's tiles, by array id. Only if the step returns literals.
   std::map<std::string, std::string, std::less<>> tile_bytes = {};
   std::optional<RankTrace> trace = {};  // only if the step returns its timeline
@@ -83,6 +85,9 @@ struct WorkOutcome {
   int64_t sequence = 0;
   std::vector<RankResult> ranks;  // in the order of participants; ranks without a report are empty
   int64_t epoch = 0;              // WorkRef::epoch
+  // When the sequencer let the work run, after the earlier steps that it had to wait for;
+  // InfinitePast if it never did.
+  absl::Time started = absl::InfinitePast();
 };
 
 // Makes the outcome of work durable before the workers get the outcome. Calls `decided` exactly

@@ -76,10 +76,18 @@ KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
     if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
-    if (worker == nullptr || worker->info.f32_flops_per_second <= 0) continue;
-    const double measured = worker->info.f32_flops_per_second;
-    rates.flops_per_second =
-        rates.is_measured ? std::min(rates.flops_per_second, measured) : measured;
+    if (worker == nullptr || worker->info.kernels.f32_flops_per_second <= 0) continue;
+    const MeasuredKernels& measured = worker->info.kernels;
+    rates.flops_per_second = rates.is_measured
+                                 ? std::min(rates.flops_per_second, measured.f32_flops_per_second)
+                                 : measured.f32_flops_per_second;
+    const auto keep_slower = [](auto& costs, const auto& of_worker) {
+      for (size_t i = 0; i < costs.size(); ++i) costs[i] = std::max(costs[i], of_worker[i]);
+    };
+    keep_slower(rates.costs.seconds, measured.costs.seconds);
+    for (size_t kind = 0; kind < kProductKinds; ++kind) {
+      keep_slower(rates.costs.products[kind], measured.costs.products[kind]);
+    }
     rates.is_measured = true;
   }
   return rates;

@@ -11,14 +11,33 @@
 
 namespace shardmesh::server {
 
-// Predicts the overhead of a step: the time from its admission to its commit without kernels and
-// collectives. That is the time for orders and reports between coordinator and workers, for the
-// memory and the checksums of results, and for the commit.
+// The times of a step, by the coordinator's clock.
+struct StepTimes {
+  absl::Time admitted = absl::InfinitePast();
+  absl::Time submitted = absl::InfinitePast();  // to the sequencer
+  absl::Time started = absl::InfinitePast();    // when the sequencer let it run
+  absl::Time ended = absl::InfinitePast();
+  // Kernels and collectives of the rank that was busy longest.
+  absl::Duration busy = absl::ZeroDuration();
+  // How long the orders of the step waited on a worker for other steps, on the rank where they
+  // waited least.
+  absl::Duration queued = absl::ZeroDuration();
+};
+
+// Returns the overhead of a step: the time from its admission to its end without kernels and
+// collectives, and without the time in which it only waited for other steps. At least zero.
+inline absl::Duration OverheadOf(const StepTimes& times) {
+  const absl::Duration waited =
+      std::max(times.started - times.submitted, absl::ZeroDuration()) + times.queued;
+  return std::max(times.ended - times.admitted - waited - times.busy, absl::ZeroDuration());
+}
+
+// Predicts the overhead of a step (OverheadOf). That is the time for orders and reports between
+// coordinator and workers, for the memory and the checksums of results, and for the commit.
 //
 // Learns from the last kRemembered steps. A step with n instructions is taken to have 1 + n /
-// kInstructionsOfStep parts; the time of a part is the lower quartile of these steps. So steps that
-// had to wait for others, and first runs, change little, unless most steps wait. That an
-// instruction costs a 64th of what a step costs is an assumption.
+// kInstructionsOfStep parts; the time of a part is the lower quartile of these steps. So first runs
+// change little. That an instruction costs a 64th of what a step costs is an assumption.
 //
 // Example: after steps without instructions that took 200 us each, a step of 32 instructions is
 // predicted to have an overhead of 300 us.

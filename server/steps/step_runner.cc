@@ -468,6 +468,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
     return std::nullopt;
   }
   const RunningPtr running = *std::move(admitted);
+  running->submitted = parts_.clock->Now();
   step.commit = [this, running](const WorkOutcome& outcome,
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
     Commit(running, outcome, std::move(decided));
@@ -599,16 +600,26 @@ std::optional<absl::Duration> StepRunner::LearnOverhead(const PreparedPlan& prep
 absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
                                                 const WorkOutcome& outcome) {
   StepResult result{.sequence = outcome.sequence, .plan_hash = running.prepared->hash};
-  absl::Duration busy;  // of the rank that is busy longest
+  absl::Duration busy;                               // of the rank that is busy longest
+  absl::Duration queued = absl::InfiniteDuration();  // of the rank where the step waited least
   for (const RankResult& rank : outcome.ranks) {
     result.kernel = std::max(result.kernel, rank.detail.kernel);
     result.collective = std::max(result.collective, rank.detail.collective);
     result.sent_bytes += rank.detail.sent_bytes;
     busy = std::max(busy, rank.detail.kernel + rank.detail.collective);
+    queued = std::min(queued, rank.detail.queued);
   }
-  result.total = parts_.clock->Now() - running.started;
+  const absl::Time ended = parts_.clock->Now();
+  result.total = ended - running.started;
   result.predicted = PredictionOf(*running.prepared);
-  result.predicted.overhead = LearnOverhead(*running.prepared, result.total - busy);
+  result.predicted.overhead =
+      LearnOverhead(*running.prepared,
+                    OverheadOf({.admitted = running.started,
+                                .submitted = running.submitted,
+                                .started = outcome.started,
+                                .ended = ended,
+                                .busy = busy,
+                                .queued = outcome.ranks.empty() ? absl::ZeroDuration() : queued}));
   if (running.options.return_trace) result.trace = TraceOf(running.prepared->plan, outcome.ranks);
   for (size_t i = 0; i < running.outputs.size(); ++i) {
     const ArrayDescriptor& descriptor = running.outputs[i];

@@ -119,6 +119,7 @@ class StepRunner {
     std::vector<ArrayDescriptor> outputs;  // the outputs that are staged
     std::vector<std::string> updated;      // ids of the arrays that the step updates
     absl::Time started;
+    absl::Time submitted;   // to the sequencer
     Revision revision = 0;  // revision of the step's commit
   };
   using RunningPtr = std::shared_ptr<Running>;

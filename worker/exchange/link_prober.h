@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "program/measured_link.h"
+#include "program/measured_rates.h"
 #include "tensor/buffer.h"
 #include "worker/collective/link.h"
 

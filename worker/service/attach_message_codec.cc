@@ -1,6 +1,7 @@
 // Encodes the worker's messages, and decodes the coordinator's orders to run steps.
 #include "worker/service/attach_message_codec.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "process/version.h"
@@ -25,6 +26,24 @@ internal::v1::StepReport::Outcome EncodeOutcome(StepOutcome outcome) {
       return internal::v1::StepReport::OUTCOME_NEED_PLAN;
   }
   return internal::v1::StepReport::OUTCOME_FAILED;
+}
+
+void Encode(const MeasuredKernels& from, internal::v1::WorkerCapacity* to) {
+  to->set_f32_flops_per_second(from.f32_flops_per_second);
+  // The kinds have the order of ProductKind and then of KernelCost, from 1 on.
+  const auto add = [to](size_t kind, double seconds, int64_t rows) {
+    if (seconds == 0) return;
+    internal::v1::KernelCost* const cost = to->add_kernel_costs();
+    cost->set_kind(static_cast<internal::v1::KernelCost::Kind>(kind + 1));
+    cost->set_seconds(seconds);
+    cost->set_rows(static_cast<int32_t>(rows));
+  };
+  for (size_t kind = 0; kind < kProductKinds; ++kind) {
+    for (size_t i = 0; i < kProductRows.size(); ++i) {
+      add(kind, from.costs.products[kind][i], kProductRows[i]);
+    }
+  }
+  for (size_t i = 0; i < kKernelCosts; ++i) add(kProductKinds + i, from.costs.seconds[i], 0);
 }
 
 }  // namespace
@@ -56,7 +75,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->mutable_capacity()->set_threads(from.threads);
   hello->mutable_capacity()->set_durable(from.durable);
   hello->mutable_capacity()->set_cache_bytes(from.cache_bytes);
-  hello->mutable_capacity()->set_f32_flops_per_second(from.f32_flops_per_second);
+  Encode(from.kernels, hello->mutable_capacity());
   hello->set_pid(from.pid);
   hello->set_boot_id(from.self.boot_id);
   hello->set_term(from.term);
@@ -99,6 +118,7 @@ internal::v1::AttachRequest Encode(StepResult from) {
   rpc::Encode(from.kernel_time, report->mutable_kernel_time());
   rpc::Encode(from.collective_time, report->mutable_collective_time());
   report->set_sent_bytes(from.sent_bytes);
+  rpc::Encode(from.queue_time, report->mutable_queue_time());
   if (from.trace.has_value()) rpc::Encode(*from.trace, report->mutable_trace());
   return request;
 }

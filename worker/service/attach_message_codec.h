@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "program/flight_record.h"
+#include "program/measured_rates.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "worker/exchange/membership_view.h"
 #include "worker/service/tile_gate.h"
@@ -28,7 +29,7 @@ struct WorkerHello {
   std::string nonce = {};
   int64_t memory_bytes = 0;
   int threads = 0;
-  double f32_flops_per_second = 0;  // 0: not measured
+  MeasuredKernels kernels = {};
   bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
   bool durable = false;
   int64_t cache_bytes = 0;  // memory that tiles of released arrays may take

@@ -314,7 +314,7 @@ WorkerHello AttachLoop::MakeHello() const {
           .nonce = options_.nonce,
           .memory_bytes = options_.store->limit_bytes(),
           .threads = options_.threads,
-          .f32_flops_per_second = options_.f32_flops_per_second,
+          .kernels = options_.kernels,
           .overlaps_exchanges = options_.overlaps_exchanges,
           .durable = options_.store->has_data_dir(),
           .cache_bytes = options_.cache_bytes,

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
+#include "program/measured_rates.h"
 #include "rpc/call.h"
 #include "rpc/tls/credentials.h"
 #include "worker/exchange/membership_view.h"
@@ -63,7 +64,7 @@ class CoordinatorLink {
     // the ports in `endpoints`.
     std::optional<int> exchange_port = std::nullopt;
     int threads = 1;                  // for kernels
-    double f32_flops_per_second = 0;  // speed of the kernels; 0: not measured
+    MeasuredKernels kernels = {};     // speed of the kernels
     bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
     // The folder in which the newest known term is kept. Empty: the term is kept only in memory.
     std::string data_dir;

@@ -213,6 +213,8 @@ class StepExecutorImpl final : public StepExecutor {
     // Empty until the plan is known, because the first call of Run has already reported kNeedPlan.
     Report report = nullptr;
     absl::Time deadline = absl::InfiniteFuture();
+    // Since when the step waits for a thread. InfiniteFuture: one was free when the plan came.
+    absl::Time queued_since = absl::InfiniteFuture();
   };
   struct Running {
     absl::Time since;
@@ -256,6 +258,7 @@ class StepExecutorImpl final : public StepExecutor {
                     .plan = plan,
                     .deadline = options_.clock->Now() + order.timeout + kVerdictGrace};
     if (plan != nullptr) waiting.report = report;
+    if (running_.size() >= kRunners) waiting.queued_since = options_.clock->Now();
     const auto [it, is_new] = queue_.try_emplace(order.sequence, waiting);
     if (is_new) return absl::OkStatus();
     if (it->second.plan != nullptr) {
@@ -263,6 +266,7 @@ class StepExecutorImpl final : public StepExecutor {
     }
     it->second.plan = plan;
     it->second.report = std::move(waiting.report);
+    it->second.queued_since = waiting.queued_since;
     return absl::OkStatus();
   }
 
@@ -319,6 +323,7 @@ class StepExecutorImpl final : public StepExecutor {
       const StepOrder& order = *step->order;
       const absl::Time started = options_.clock->Now();
       StepResult result{.sequence = order.sequence, .epoch = order.epoch, .term = order.term};
+      result.queue_time = std::max(started - step->queued_since, absl::ZeroDuration());
       Staged staged;
       result.status = RunOne(*step, &result, &staged.updates);
       weights_.ForgetGone();

@@ -96,6 +96,8 @@ struct StepResult {
   absl::Duration kernel_time = absl::ZeroDuration();
   absl::Duration collective_time = absl::ZeroDuration();
   int64_t sent_bytes = 0;
+  // How long the step waited for other steps: for a thread, and for the turns of their kernels.
+  absl::Duration queue_time = absl::ZeroDuration();
   // The timeline of this rank. Set if kDone and StepOrder::max_trace_spans is above 0.
   std::optional<RankTrace> trace = std::nullopt;
 };

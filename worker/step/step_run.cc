@@ -1032,6 +1032,7 @@ class RankStep {
   void RecordKernel(int64_t flops, absl::Time started, absl::Duration waited) {
     const absl::Duration elapsed = options_.clock->Now() - started - waited;
     if (tracer_ != nullptr) tracer_->AddKernel(running_, flops, waited, elapsed);
+    result_.queue_time += waited;
     RecordKernelTime(flops, elapsed);
   }
 

@@ -98,6 +98,7 @@ internal::v1::StepReport Done() {
   report.set_sent_bytes(7);
   rpc::Encode(absl::Milliseconds(3), report.mutable_kernel_time());
   rpc::Encode(absl::Milliseconds(5), report.mutable_collective_time());
+  rpc::Encode(absl::Milliseconds(2), report.mutable_queue_time());
   internal::v1::StagedOutput* const output = report.add_outputs();
   output->set_array_id("out");
   output->set_crc32c(9);
@@ -117,6 +118,7 @@ TEST(AttachCodecTest, AReportBringsTilesTimesAndElements) {
   EXPECT_EQ(report.detail.sent_bytes, 7);
   EXPECT_EQ(report.detail.kernel, absl::Milliseconds(3));
   EXPECT_EQ(report.detail.collective, absl::Milliseconds(5));
+  EXPECT_EQ(report.detail.queued, absl::Milliseconds(2));
   EXPECT_THAT(report.detail.tile_bytes, ElementsAre(Pair("out", "data")));
   EXPECT_FALSE(report.detail.trace.has_value());
 }
@@ -134,6 +136,31 @@ TEST(AttachCodecTest, AReportBringsWhatTheRankDid) {
   EXPECT_EQ(report.detail.trace->spans[0].peer, 3);
   span->set_kind(v1::TRACE_SPAN_KIND_UNSPECIFIED);
   EXPECT_THAT(DecodeReport("w1", from).status, StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST(AttachCodecTest, AHelloBringsTheCostsOfKernels) {
+  internal::v1::Hello from;
+  EXPECT_EQ(DecodeHello(from).kernels, MeasuredKernels()) << "of an older build";
+  const auto add = [&from](int kind, double seconds, int rows = 0) {
+    internal::v1::KernelCost* const cost = from.mutable_capacity()->add_kernel_costs();
+    cost->set_kind(static_cast<internal::v1::KernelCost::Kind>(kind));
+    cost->set_seconds(seconds);
+    cost->set_rows(rows);
+  };
+  from.mutable_capacity()->set_f32_flops_per_second(5e9);
+  add(0, 1);
+  add(internal::v1::KernelCost::KIND_PRODUCT_I8_BF16, 1e-9, 32);
+  add(internal::v1::KernelCost::KIND_PRODUCT_I8_BF16, 1, 33);  // of a newer build
+  add(internal::v1::KernelCost::KIND_PLAIN_BYTE, 4e-9);
+  add(internal::v1::KernelCost::KIND_SOFTMAX_ELEMENT, 2e-9);
+  add(internal::v1::KernelCost::KIND_SOFTMAX_ELEMENT, 3e-9);
+  add(internal::v1::KernelCost::Kind_MAX + 1, 1);  // of a newer build
+  add(-1, 1);
+  MeasuredKernels expected = {.f32_flops_per_second = 5e9};
+  expected.costs[ProductKind::kI8Bf16][3] = 1e-9;
+  expected.costs[KernelCost::kPlainByte] = 4e-9;
+  expected.costs[KernelCost::kSoftmaxElement] = 3e-9;
+  EXPECT_EQ(DecodeHello(from).kernels, expected);
 }
 
 TEST(AttachCodecTest, AReportThatCannotBeReadIsAFailure) {

@@ -37,7 +37,7 @@ class CutWeightsTest : public ::testing::Test {
                                  .endpoints = {"127.0.0.1:1"},
                                  .host = "host",
                                  .capacity_bytes = capacity_bytes,
-                                 .f32_flops_per_second = speed}),
+                                 .kernels = {.f32_flops_per_second = speed}}),
                 IsOk());
   }
   absl::StatusOr<std::vector<int64_t>> Choose(UnevenCuts rule, std::vector<int64_t> weights,

@@ -425,7 +425,7 @@ TEST_F(PutPlanTest, CutsByTheMemoryAndTheSpeedOfTheWorkers) {
                                  .endpoints = {"127.0.0.1:1"},
                                  .host = "host",
                                  .capacity_bytes = is_large ? 3 << 20 : 1 << 20,
-                                 .f32_flops_per_second = is_large ? 4e9 : 1e9}),
+                                 .kernels = {.f32_flops_per_second = is_large ? 4e9 : 1e9}}),
                 IsOk());
   }
   endpoints_.endpoints[0].identity = "large";

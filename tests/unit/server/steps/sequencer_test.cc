@@ -151,6 +151,19 @@ TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
   EXPECT_EQ(sequencer_.last_sequence(), 104);
 }
 
+TEST_F(SequencerTest, AnOutcomeSaysWhenTheWaitForEarlierStepsEnded) {
+  const absl::Time begin = clock_.Now();
+  ASSERT_THAT(Submit(Step("one", {}, {"kv"})), IsOk());
+  ASSERT_THAT(Submit(Step("two", {}, {"kv"})), IsOk());
+  clock_.Advance(absl::Seconds(3));
+  BothDone(101);
+  clock_.Advance(absl::Seconds(1));
+  BothDone(102);
+  ASSERT_THAT(outcomes_, SizeIs(2));
+  EXPECT_EQ(outcomes_[0].started, begin);
+  EXPECT_EQ(outcomes_[1].started, begin + absl::Seconds(3));
+}
+
 TEST_F(SequencerTest, UpdatesOfAnArrayWaitForItsReadersAndTheReverse) {
   ASSERT_THAT(Submit(Step("reads", {"kv"}, {})), IsOk());
   ASSERT_THAT(Submit(Step("also reads", {"kv"}, {})), IsOk());

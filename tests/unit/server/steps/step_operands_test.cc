@@ -31,7 +31,7 @@ class StepOperandsTest : public ::testing::Test {
                                  .endpoints = {"127.0.0.1:1"},
                                  .host = "host",
                                  .capacity_bytes = 1 << 20,
-                                 .f32_flops_per_second = speed,
+                                 .kernels = {.f32_flops_per_second = speed},
                                  .multiplies_batches = multiplies_batches,
                                  .runs_tensor_ops = runs_tensor_ops,
                                  .multiplies_short_types = multiplies_short_types,
@@ -63,6 +63,32 @@ TEST_F(StepOperandsTest, AMeshIsAsFastAsItsSlowestMeasuredWorker) {
   EXPECT_FALSE(defaults.is_measured);
   EXPECT_EQ(defaults.flops_per_second, KernelRates().flops_per_second);
   EXPECT_FALSE(table_.RatesOf(ViewOf({"fast"}), "other").is_measured);
+}
+
+TEST_F(StepOperandsTest, EachCostIsThatOfTheSlowestWorkerThatHasMeasuredIt) {
+  const auto attach = [this](const std::string& identity, double read, double gelu) {
+    MeasuredKernels kernels = {.f32_flops_per_second = 1e11};
+    kernels.costs[KernelCost::kReadByte] = read;
+    kernels.costs[KernelCost::kFunctionElement] = gelu;
+    kernels.costs[ProductKind::kF16][1] = gelu;
+    EXPECT_THAT(members_.Attach({.identity = identity,
+                                 .incarnation = 1,
+                                 .build_version = "1",
+                                 .endpoints = {"127.0.0.1:1"},
+                                 .host = "host",
+                                 .capacity_bytes = 1 << 20,
+                                 .kernels = kernels}),
+                IsOk());
+  };
+  attach("one", 1e-10, 3e-9);
+  attach("other", 2e-10, 1e-9);
+  attach("older", 0, 0);
+  const KernelRates rates = table_.RatesOf(ViewOf({"one", "other", "older"}), "m");
+  EXPECT_EQ(rates.costs.Of(KernelCost::kReadByte), 2e-10);
+  EXPECT_EQ(rates.costs.Of(KernelCost::kFunctionElement), 3e-9);
+  EXPECT_EQ(rates.costs.Of(ProductKind::kF16)[1], 3e-9);
+  EXPECT_EQ(rates.costs.Of(KernelCost::kProductStart), 0);
+  EXPECT_EQ(table_.RatesOf(ViewOf({"older"}), "m").costs, KernelCosts());
 }
 
 TEST_F(StepOperandsTest, BatchesNeedWorkersThatMultiplyThem) {

@@ -509,7 +509,7 @@ TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
                                    .endpoints = {"127.0.0.1:1"},
                                    .host = "host",
                                    .capacity_bytes = 1 << 20,
-                                   .f32_flops_per_second = flops_per_second}),
+                                   .kernels = {.f32_flops_per_second = flops_per_second}}),
                   IsOk());
     }
     auto compiled = steps_.Compile(caller_, program, {.operands = {Named("w"), Named("w")}},

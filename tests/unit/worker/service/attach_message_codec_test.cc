@@ -29,6 +29,9 @@ using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
 TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
+  MeasuredKernels kernels = {.f32_flops_per_second = 5e9};
+  kernels.costs[ProductKind::kI8Bf16][3] = 1e-9;
+  kernels.costs[KernelCost::kSoftmaxElement] = 2e-9;
   const internal::v1::Hello hello =
       Encode(WorkerHello{.self = {.identity = "w1", .incarnation = 7, .boot_id = "boot"},
                          .cluster_id = "cluster",
@@ -37,7 +40,7 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
                          .nonce = "nonce",
                          .memory_bytes = 4096,
                          .threads = 2,
-                         .f32_flops_per_second = 5e9,
+                         .kernels = kernels,
                          .durable = true,
                          .cache_bytes = 1024,
                          .pid = 12,
@@ -58,6 +61,14 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   EXPECT_EQ(hello.capacity().memory_bytes(), 4096);
   EXPECT_EQ(hello.capacity().threads(), 2);
   EXPECT_EQ(hello.capacity().f32_flops_per_second(), 5e9);
+  ASSERT_THAT(hello.capacity().kernel_costs(), SizeIs(2)) << "those that were measured";
+  EXPECT_EQ(hello.capacity().kernel_costs(0).kind(),
+            internal::v1::KernelCost::KIND_PRODUCT_I8_BF16);
+  EXPECT_EQ(hello.capacity().kernel_costs(0).rows(), 32);
+  EXPECT_EQ(hello.capacity().kernel_costs(0).seconds(), 1e-9);
+  EXPECT_EQ(hello.capacity().kernel_costs(1).kind(),
+            internal::v1::KernelCost::KIND_SOFTMAX_ELEMENT);
+  EXPECT_EQ(hello.capacity().kernel_costs(1).seconds(), 2e-9);
   EXPECT_TRUE(hello.capacity().durable());
   EXPECT_EQ(hello.capacity().cache_bytes(), 1024);
   EXPECT_EQ(hello.pid(), 12);
@@ -123,9 +134,11 @@ TEST(AttachMessageCodecTest, OnlyAFailedStepHasAnErrorAndSomebodyToBlame) {
   result.outputs.push_back({.array_id = "out", .crc32c = 8, .size_bytes = 4, .data = "data"});
   result.status = absl::UnavailableError("rank 2 is gone");
   result.blamed_identity = "w2";
+  result.queue_time = absl::Milliseconds(6);
   const internal::v1::StepReport done = Encode(result).step_report();
   EXPECT_EQ(done.outcome(), internal::v1::StepReport::OUTCOME_DONE);
   EXPECT_EQ(done.outputs(0).data(), "data");
+  EXPECT_THAT(rpc::Decode(done.queue_time()), IsOkAndHolds(absl::Milliseconds(6)));
   EXPECT_FALSE(done.has_error());
   EXPECT_EQ(done.blamed_identity(), "");
   EXPECT_FALSE(done.has_trace());
