@@ -177,8 +177,8 @@ void PrintRun(const Graph& graph, const StepResult& result, const RunTexts& text
   PrintTimings(result);
 }
 
-absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, const Graph& graph,
-                      const ExecuteCall& call) {
+absl::Status ShowGraphPlan(const Invocation& invocation, MeshClient* client, const Graph& graph,
+                           const ExecuteCall& call) {
   SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan,
                              client->compute().Compile(graph.program, call.operands, call.mesh_id));
   if (invocation.json) {
@@ -212,7 +212,7 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
   }
   bindings.output_names.insert(texts.names.begin(), texts.names.end());
   SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, bindings));
-  if (flags.plan_only) return ShowPlan(invocation, client.get(), graph, call);
+  if (flags.plan_only) return ShowGraphPlan(invocation, client.get(), graph, call);
   for (const auto& [output, path] : texts.files) {
     // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());

@@ -28,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-auto IsRefused(Reason reason, std::string_view message) {
+auto RefusesSymbol(Reason reason, std::string_view message) {
   return StatusIs(absl::StatusCode::kInvalidArgument, reason, HasSubstr(std::string(message)));
 }
 
@@ -278,8 +278,8 @@ TEST(SymbolicProgramTest, ErrorsShowSymbolicShapes) {
   GraphBuilder builder;
   const Operands operands(&builder);
   builder.Add(builder.Concatenate({operands.x, operands.x}, 0), operands.x);
-  EXPECT_THAT(builder.status(),
-              IsRefused(Reason::kShapeMismatch, "op 1 (add): at seq 2: shapes (4, 8) and (2, 8)"));
+  EXPECT_THAT(builder.status(), RefusesSymbol(Reason::kShapeMismatch,
+                                              "op 1 (add): at seq 2: shapes (4, 8) and (2, 8)"));
   EXPECT_THAT(std::string(builder.status().message()),
               HasSubstr("op 0 (concatenate) F32 (2*seq, 8), \"x\" F32 (seq, 8)"));
 }
@@ -290,7 +290,7 @@ TEST(SymbolicProgramTest, ALengthInBetweenDoesNotSlipThrough) {
   const GraphExtent n = builder.Symbol("n", 1, 3);
   const GraphValue x = builder.Parameter("x", Dtype::kF32, {n});
   builder.Add(x, builder.Parameter("y", Dtype::kF32, {3}));
-  EXPECT_THAT(builder.status(), IsRefused(Reason::kShapeMismatch, "at n 2"));
+  EXPECT_THAT(builder.status(), RefusesSymbol(Reason::kShapeMismatch, "at n 2"));
 }
 
 TEST(SymbolicProgramTest, MultiplesMakeDivisorsFit) {
@@ -317,7 +317,7 @@ TEST(SymbolicProgramTest, StateOfTheDimensionIsUpdated) {
   const GraphExtent m = other.Symbol("m", 1, 9);
   const GraphValue y = other.State("y", Dtype::kF32, {9});
   other.Update(y, other.Negate(other.Parameter("z", Dtype::kF32, {m})));
-  EXPECT_THAT(other.status(), IsRefused(Reason::kShapeMismatch, "a state keeps its type"));
+  EXPECT_THAT(other.status(), RefusesSymbol(Reason::kShapeMismatch, "a state keeps its type"));
 }
 
 TEST(SymbolicProgramTest, RefusesBadDimensions) {
@@ -338,22 +338,22 @@ TEST(SymbolicProgramTest, RefusesBadDimensions) {
   for (const Case& each : cases) {
     GraphBuilder builder;
     builder.Symbol(each.name, each.min, each.max, each.multiple);
-    EXPECT_THAT(builder.status(), IsRefused(Reason::kBadField, each.message));
+    EXPECT_THAT(builder.status(), RefusesSymbol(Reason::kBadField, each.message));
   }
   GraphBuilder twice;
   twice.Symbol("a", 1, 2);
   twice.Symbol("b", 1, 2);
-  EXPECT_THAT(twice.status(), IsRefused(Reason::kBadField, "dimension a already"));
+  EXPECT_THAT(twice.status(), RefusesSymbol(Reason::kBadField, "dimension a already"));
   GraphBuilder foreign;
   foreign.Parameter("x", Dtype::kF32, {GraphExtent(1, 0)});
-  EXPECT_THAT(foreign.status(), IsRefused(Reason::kBadField, "call Symbol"));
+  EXPECT_THAT(foreign.status(), RefusesSymbol(Reason::kBadField, "call Symbol"));
   GraphBuilder negative;
   negative.Parameter("x", Dtype::kF32, {8 - negative.Symbol("n", 1, 8)});
-  EXPECT_THAT(negative.status(), IsRefused(Reason::kBadField, "factor below 1"));
+  EXPECT_THAT(negative.status(), RefusesSymbol(Reason::kBadField, "factor below 1"));
   GraphBuilder unused;
   unused.Symbol("n", 1, 8);
   unused.Output("y", unused.Negate(unused.Parameter("x", Dtype::kF32, {2})));
-  EXPECT_THAT(unused.Build(), IsRefused(Reason::kBadField, "no operand has"));
+  EXPECT_THAT(unused.Build(), RefusesSymbol(Reason::kBadField, "no operand has"));
 }
 
 // y = reshape(x, [2 * n]), where x is [n, 2] and z is [n + 1].
@@ -379,30 +379,30 @@ TEST(SymbolicProgramTest, ChecksNumbersOfPrograms) {
     return std::get<ReshapeOp>(std::get<TensorOp>(program.ops[0])).symbolic_shape;
   };
   EXPECT_THAT(refused([&](Program& p) { numbers(p)[0].index = 1; }),
-              IsRefused(Reason::kBadField,
-                        "op 0 (reshape): symbolic_shape: a symbolic number "
-                        "replaces entry 1; there are 1"));
+              RefusesSymbol(Reason::kBadField,
+                            "op 0 (reshape): symbolic_shape: a symbolic number "
+                            "replaces entry 1; there are 1"));
   EXPECT_THAT(refused([&](Program& p) { numbers(p)[0].factor = 0; }),
-              IsRefused(Reason::kBadField, "factor of the length is 0"));
+              RefusesSymbol(Reason::kBadField, "factor of the length is 0"));
   EXPECT_THAT(refused([&](Program& p) { numbers(p)[0].offset = kMaxLength + 1; }),
-              IsRefused(Reason::kBadField, "offset"));
+              RefusesSymbol(Reason::kBadField, "offset"));
   EXPECT_THAT(refused([&](Program& p) { numbers(p).push_back(numbers(p)[0]); }),
-              IsRefused(Reason::kBadField, "two symbolic numbers"));
+              RefusesSymbol(Reason::kBadField, "two symbolic numbers"));
   EXPECT_THAT(refused([](Program& p) { p.symbol = std::nullopt; }),
-              IsRefused(Reason::kBadField, "op 0 (reshape) depends on a length"));
+              RefusesSymbol(Reason::kBadField, "op 0 (reshape) depends on a length"));
   EXPECT_THAT(refused([](Program& p) {
                 p.ops.clear();
                 p.symbol = std::nullopt;
               }),
-              IsRefused(Reason::kBadField, "has no symbolic dimension"));
+              RefusesSymbol(Reason::kBadField, "has no symbolic dimension"));
   EXPECT_THAT(refused([](Program& p) { p.symbolic_extents.clear(); }),
-              IsRefused(Reason::kBadField, "no operand has"));
+              RefusesSymbol(Reason::kBadField, "no operand has"));
   EXPECT_THAT(refused([](Program& p) { p.symbolic_extents[1].operand = 2; }),
-              IsRefused(Reason::kBadField, "no operand"));
+              RefusesSymbol(Reason::kBadField, "no operand"));
   EXPECT_THAT(refused([](Program& p) { p.symbolic_extents[1].operand = 0; }),
-              IsRefused(Reason::kBadField, "two symbolic extents"));
+              RefusesSymbol(Reason::kBadField, "two symbolic extents"));
   EXPECT_THAT(refused([](Program& p) { p.symbolic_extents[1].extent.factor = -1; }),
-              IsRefused(Reason::kBadField, "at least 1"));
+              RefusesSymbol(Reason::kBadField, "at least 1"));
 }
 
 TEST(SymbolicProgramTest, TheLengthFollowsFromTheOperands) {
@@ -415,20 +415,24 @@ TEST(SymbolicProgramTest, TheLengthFollowsFromTheOperands) {
   };
   EXPECT_THAT(length_of(Shape{4, 2}, Shape{5}), IsOkAndHolds(4));
   EXPECT_THAT(length_of(std::nullopt, Shape{9}), IsOkAndHolds(8));
-  EXPECT_THAT(length_of(Shape{4, 2}, Shape{4}),
-              IsRefused(Reason::kShapeMismatch,
-                        "dimension 0 of operand 1 is 4, so n would be 3; by dimension 0 of operand "
-                        "0 it is 4"));
-  EXPECT_THAT(length_of(Shape{10, 2}, Shape{11}),
-              IsRefused(Reason::kShapeMismatch,
-                        "dimension 0 of operand 0 is 10, so n is 10; the program is for n from 2 "
-                        "to 8, a multiple of 2"));
-  EXPECT_THAT(length_of(Shape{3, 2}, std::nullopt), IsRefused(Reason::kShapeMismatch, "n is 3"));
-  EXPECT_THAT(length_of(Shape{0, 2}, std::nullopt), IsRefused(Reason::kShapeMismatch, "n is 0"));
+  EXPECT_THAT(
+      length_of(Shape{4, 2}, Shape{4}),
+      RefusesSymbol(Reason::kShapeMismatch,
+                    "dimension 0 of operand 1 is 4, so n would be 3; by dimension 0 of operand "
+                    "0 it is 4"));
+  EXPECT_THAT(
+      length_of(Shape{10, 2}, Shape{11}),
+      RefusesSymbol(Reason::kShapeMismatch,
+                    "dimension 0 of operand 0 is 10, so n is 10; the program is for n from 2 "
+                    "to 8, a multiple of 2"));
+  EXPECT_THAT(length_of(Shape{3, 2}, std::nullopt),
+              RefusesSymbol(Reason::kShapeMismatch, "n is 3"));
+  EXPECT_THAT(length_of(Shape{0, 2}, std::nullopt),
+              RefusesSymbol(Reason::kShapeMismatch, "n is 0"));
   EXPECT_THAT(length_of(Shape{}, std::nullopt),
-              IsRefused(Reason::kShapeMismatch, "its dimension 0 must be n"));
+              RefusesSymbol(Reason::kShapeMismatch, "its dimension 0 must be n"));
   EXPECT_THAT(length_of(std::nullopt, std::nullopt),
-              IsRefused(Reason::kShapeMismatch, "no operand is known"));
+              RefusesSymbol(Reason::kShapeMismatch, "no operand is known"));
 }
 
 TEST(SymbolicProgramTest, AProgramOfOneLengthHasNumbers) {
@@ -443,7 +447,7 @@ TEST(SymbolicProgramTest, AProgramOfOneLengthHasNumbers) {
   EXPECT_EQ(OpAt(TensorOp(slice), 5),
             ProgramOp(TensorOp(SliceOp{.starts = {4, 0}, .limits = {5, 3}})));
   EXPECT_THAT(ResultTypeOf(slice, {{.dtype = Dtype::kF32, .shape = {5, 3}}}),
-              IsRefused(Reason::kBadField, "depends on a length"));
+              RefusesSymbol(Reason::kBadField, "depends on a length"));
 }
 
 TEST(SymbolicProgramTest, ChecksTheFirstLengthsAndTheLast) {
