@@ -146,9 +146,9 @@ class RecentArrays {
 // The most recently compiled programs, by the hashes of their plans. Thread-safe.
 class CompiledPrograms {
  public:
-  void Add(const std::string& plan_hash, const Program& program) {
+  void Add(const std::string& plan_hash, std::shared_ptr<const Program> program) {
     absl::MutexLock lock(&mutex_);
-    if (!programs_.insert_or_assign(plan_hash, program).second) {
+    if (!programs_.insert_or_assign(plan_hash, std::move(program)).second) {
       return;
     }
     order_.push_back(plan_hash);
@@ -157,17 +157,19 @@ class CompiledPrograms {
       order_.pop_front();
     }
   }
-  std::optional<Program> Find(const std::string& plan_hash) const {
+  // Returns null if the program is not among them.
+  std::shared_ptr<const Program> Find(const std::string& plan_hash) const {
     absl::MutexLock lock(&mutex_);
     const auto found = programs_.find(plan_hash);
-    return found == programs_.end() ? std::nullopt : std::optional(found->second);
+    return found == programs_.end() ? nullptr : found->second;
   }
 
  private:
   static constexpr size_t kMaxPrograms = 1'000;
 
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, Program> programs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<const Program>> programs_
+      ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // hashes in the order of compilation
 };
 

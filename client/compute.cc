@@ -2,7 +2,9 @@
 #include "client/compute.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -152,6 +154,22 @@ absl::StatusOr<StepResult> DecodeOutputs(const v1::ExecuteResponse& from) {
     SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
   }
   return result;
+}
+
+// Returns whether the error says that the coordinator has no plan of the call's hash.
+bool LacksPlan(const absl::Status& error) {
+  return ReasonOf(error) == Reason::kNotFound && FactOf(error, fact::kKind) == "plan";
+}
+
+// Returns the call with the program instead of the hash; nullopt: the program is not known.
+std::optional<ExecuteCall> CallWithProgram(const ExecuteCall& call,
+                                           const CompiledPrograms& programs) {
+  std::shared_ptr<const Program> program = call.program;
+  if (program == nullptr) program = programs.Find(std::get<std::string>(call.work));
+  if (program == nullptr) return std::nullopt;
+  ExecuteCall again = call;
+  again.work = *program;
+  return again;
 }
 
 absl::StatusOr<StepResult> RunProgram(const CoordinatorConnection& connection,
@@ -354,6 +372,33 @@ absl::StatusOr<CandidatePlan> DecodeCandidate(const v1::PlanCandidate& from) {
   return candidate;
 }
 
+absl::StatusOr<std::vector<PlannedOutput>> DecodePlannedOutputs(
+    const google::protobuf::RepeatedPtrField<v1::PlannedOutput>& from) {
+  std::vector<PlannedOutput> outputs;
+  for (const v1::PlannedOutput& output : from) {
+    PlannedOutput& to = outputs.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(to.type.dtype, DecodeAnswer(output.dtype()));
+    to.type.shape.assign(output.shape().begin(), output.shape().end());
+    SHARDMESH_ASSIGN_OR_RETURN(to.spec, DecodeAnswer(output.spec()));
+  }
+  return outputs;
+}
+
+absl::StatusOr<LengthPlan> DecodeLengthPlan(const v1::LengthPlan& from) {
+  LengthPlan plan = {.length = from.length(),
+                     .peak_bytes = from.peak_bytes(),
+                     .exchange_time = std::nullopt,
+                     .kernel_time = std::nullopt};
+  if (from.has_exchange_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(plan.exchange_time, DecodeAnswer(from.exchange_time()));
+  }
+  if (from.has_kernel_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(plan.kernel_time, DecodeAnswer(from.kernel_time()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(plan.outputs, DecodePlannedOutputs(from.outputs()));
+  return plan;
+}
+
 // Sends the request, and decodes the plan.
 absl::StatusOr<CompiledProgram> Ask(const CoordinatorConnection& connection,
                                     const v1::CompileRequest& request, const CallLimit& limit) {
@@ -393,6 +438,12 @@ absl::StatusOr<CompiledProgram> Ask(const CoordinatorConnection& connection,
   for (const v1::PlanCandidate& from : response.candidates()) {
     SHARDMESH_ASSIGN_OR_RETURN(compiled.candidates.emplace_back(), DecodeCandidate(from));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(compiled.outputs, DecodePlannedOutputs(response.outputs()));
+  compiled.rank_peak_bytes.assign(response.rank_peak_bytes().begin(),
+                                  response.rank_peak_bytes().end());
+  if (response.has_length()) {
+    SHARDMESH_ASSIGN_OR_RETURN(compiled.shortest, DecodeLengthPlan(response.shortest()));
+  }
   return compiled;
 }
 
@@ -420,7 +471,15 @@ absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& progr
   request.set_mesh_id(mesh_id);
   request.set_candidates(candidates);
   SHARDMESH_ASSIGN_OR_RETURN(CompiledProgram compiled, Ask(connection, request, limit));
-  core_->programs().Add(compiled.plan_hash, program);
+  if (program.symbol.has_value() && !compiled.shortest.has_value()) {
+    return WithReason(
+        absl::UnimplementedError("the coordinator runs an older build, which plans no programs "
+                                 "with a symbolic dimension; compile the program of one length"),
+        Reason::kNotAvailable);
+  }
+  compiled.program = std::make_shared<const Program>(program);
+  compiled.mesh_id = mesh_id;
+  core_->programs().Add(compiled.plan_hash, compiled.program);
   return compiled;
 }
 
@@ -433,58 +492,149 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                  [&](const std::string& session_id, const CallLimit& limit) {
                    absl::StatusOr<StepResult> result =
                        RunProgram(core_->connection(), session_id, call, limit);
-                   const std::string* const hash = std::get_if<std::string>(&call.work);
-                   if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
-                     return result;
-                   }
+                   const bool has_hash = std::holds_alternative<std::string>(call.work);
+                   if (!has_hash || !LacksPlan(result.status())) return result;
                    // The coordinator no longer has the plan, for example because the coordinator
-                   // was restarted. Send the program itself, if this client compiled that program.
-                   std::optional<Program> program = core_->programs().Find(*hash);
-                   if (!program.has_value()) {
-                     return result;
-                   }
-                   ExecuteCall again = call;
-                   again.work = *std::move(program);
-                   return RunProgram(core_->connection(), session_id, again,
+                   // was restarted. Send the program itself, if it is known.
+                   std::optional<ExecuteCall> again = CallWithProgram(call, core_->programs());
+                   if (!again.has_value()) return result;
+                   return RunProgram(core_->connection(), session_id, *again,
                                      ClientCore::LimitAt(deadline, options));
                  });
 }
 
-StepStream::StepStream(ClientCore* core, std::string session_id,
-                       std::unique_ptr<StepCallStream> stream, bool continue_after_errors)
+namespace {
+
+// The most steps that are sent before the first one has ended, if they may have to be sent again.
+// The coordinator reads so many steps that are not answered.
+constexpr int64_t kMostKeptSteps = 64;
+
+}  // namespace
+
+StepStream::StepStream(ClientCore* core, std::string session_id, OpenCall open,
+                       bool continue_after_errors)
     : core_(core),
       session_id_(std::move(session_id)),
-      stream_(std::move(stream)),
-      continue_after_errors_(continue_after_errors) {}
+      open_(std::move(open)),
+      continue_after_errors_(continue_after_errors),
+      stream_(open_()) {}
 
 StepStream::~StepStream() = default;
 
-absl::Status StepStream::Send(const ExecuteCall& call) {
+std::shared_ptr<StepCallStream> StepStream::stream() const {
+  absl::MutexLock lock(&mutex_);
+  return stream_;
+}
+
+void StepStream::Begin(const ExecuteCall& first) {
+  const auto* const hash = std::get_if<std::string>(&first.work);
+  // If steps go on after errors, later ones may have run.
+  if (hash == nullptr || continue_after_errors_) return;
+  first_program_ = first.program != nullptr ? first.program : core_->programs().Find(*hash);
+}
+
+bool StepStream::MaySend() const { return first_program_ == nullptr || sent_ < kMostKeptSteps; }
+
+void StepStream::Settle() {
+  absl::MutexLock lock(&mutex_);
+  if (first_program_ == nullptr) return;
+  first_program_ = nullptr;
+  for (auto& [number, step] : sent_steps_) step.call = nullptr;
+}
+
+bool StepStream::Write(int64_t number, const ExecuteCall& call, StepCallStream* stream) const {
   v1::ExecuteStreamRequest request;
+  request.set_continue_after_errors(number == 1 && continue_after_errors_);
   v1::ExecuteRequest& step = *request.mutable_step();
   step.set_session_id(session_id_);
   EncodeOutput(call.output, step.mutable_output());
   EncodeCall(call, &step);
   if (step.has_plan_hash() && step.plan_hash().empty()) step.clear_work();
+  return stream->Write(request);
+}
+
+absl::Status StepStream::Send(const ExecuteCall& call) {
   {
     absl::MutexLock lock(&mutex_);
-    request.set_continue_after_errors(++sent_ == 1 && continue_after_errors_);
-    SentStep& sent = sent_steps_[sent_];
+    mutex_.Await(absl::Condition(this, &StepStream::MaySend));
+  }
+  absl::MutexLock send_lock(&send_mutex_);
+  std::shared_ptr<StepCallStream> stream;
+  int64_t number = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    number = ++sent_;
+    if (number == 1) Begin(call);
+    SentStep& sent = sent_steps_[number];
     sent.names = call.output.names;
     for (const Operand& operand : call.operands) AddConsumed(operand, &sent.consumed);
+    if (first_program_ != nullptr) sent.call = std::make_shared<const ExecuteCall>(call);
+    stream = stream_;
   }
-  if (stream_->Write(request)) return absl::OkStatus();
+  if (Write(number, call, stream.get())) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  if (is_sending_again_) return absl::OkStatus();  // SendAgain sends this step too
   return absl::UnavailableError("the stream of steps has ended; read its end for the reason");
 }
 
-void StepStream::EndSends() { stream_->EndWrites(); }
+void StepStream::EndSends() {
+  absl::MutexLock send_lock(&send_mutex_);
+  std::shared_ptr<StepCallStream> stream;
+  {
+    absl::MutexLock lock(&mutex_);
+    has_ended_sends_ = true;
+    stream = stream_;
+  }
+  stream->EndWrites();
+}
+
+bool StepStream::SendAgain(int64_t number, const absl::Status& error) {
+  if (number != 1 || !LacksPlan(error)) return false;
+  std::shared_ptr<StepCallStream> failed;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (first_program_ == nullptr) return false;
+    is_sending_again_ = true;
+    failed = stream_;
+  }
+  failed->Cancel();  // ends the wait of Send, which holds send_mutex_
+  absl::MutexLock send_lock(&send_mutex_);
+  const std::shared_ptr<StepCallStream> opened = open_();
+  std::vector<std::shared_ptr<const ExecuteCall>> calls;  // of all steps so far: none has ended
+  ExecuteCall first;
+  bool has_ended_sends = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [each, step] : sent_steps_) calls.push_back(std::move(step.call));
+    first = *calls.front();
+    first.work = *first_program_;
+    first_program_ = nullptr;
+    is_sending_again_ = false;
+    has_ended_sends = has_ended_sends_;
+    stream_ = opened;
+  }
+  // If a write fails, the call has ended, and the next read says so.
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Write(static_cast<int64_t>(i) + 1, i == 0 ? first : *calls[i], opened.get());
+  }
+  if (has_ended_sends) opened->EndWrites();
+  return true;
+}
 
 absl::StatusOr<StreamedStep> StepStream::Next() {
   v1::ExecuteStreamResponse response;
-  if (!stream_->Read(&response)) {
-    SHARDMESH_RETURN_IF_ERROR(stream_->Finish());
-    return absl::OutOfRangeError("all steps of the stream have ended");
+  while (true) {
+    const std::shared_ptr<StepCallStream> stream = this->stream();
+    if (!stream->Read(&response)) {
+      Settle();
+      SHARDMESH_RETURN_IF_ERROR(stream->Finish());
+      return absl::OutOfRangeError("all steps of the stream have ended");
+    }
+    const bool is_sent_again =
+        response.has_error() && SendAgain(response.number(), rpc::Decode(response.error()));
+    if (!is_sent_again) break;
   }
+  Settle();
   StreamedStep step{.number = response.number()};
   SentStep sent;
   {
@@ -513,10 +663,12 @@ absl::StatusOr<std::unique_ptr<StepStream>> ComputeClient::OpenStream(bool conti
   return core_->InSession(core_->Deadline(options), options,
                           [&](const std::string& session_id,
                               const CallLimit&) -> absl::StatusOr<std::unique_ptr<StepStream>> {
-                            auto stream = std::make_unique<StepCallStream>(
-                                &core_->connection(), ClientCore::LimitAt(deadline, options));
+                            auto open = [core = core_, deadline, options] {
+                              return std::make_shared<StepCallStream>(
+                                  &core->connection(), ClientCore::LimitAt(deadline, options));
+                            };
                             return std::unique_ptr<StepStream>(new StepStream(
-                                core_, session_id, std::move(stream), continue_after_errors));
+                                core_, session_id, std::move(open), continue_after_errors));
                           });
 }
 

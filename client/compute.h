@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_COMPUTE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,11 +26,10 @@ class StepCallStream;
 // the steps of one stream in order where they share arrays that one of them updates.
 //
 // Example: a loop that updates the array "count".
+//   auto compiled = client->compute().Compile(program, {ArraySelector{.name = "count"}});
 //   auto stream = client->compute().OpenStream();
-//   ExecuteCall call{.work = program, .operands = {ArraySelector{.name = "count"}}};
 //   for (int i = 0; i < 100; ++i) {
-//     (*stream)->Send(call);
-//     call.work = "";  // the same plan
+//     (*stream)->Send(compiled->Call({ArraySelector{.name = "count"}}));
 //   }
 //   (*stream)->EndSends();
 //   for (auto step = (*stream)->Next(); step.ok(); step = (*stream)->Next()) Use(step->result);
@@ -45,8 +45,13 @@ class StepStream {
   StepStream& operator=(const StepStream&) = delete;
 
   // Sends a step. If `work` is an empty hash, the step runs the plan of the step before, and its
-  // operands must have the types, shapes and layouts of those. UNAVAILABLE: the stream has ended,
-  // and Next says why.
+  // operands must have the types, shapes and layouts of those, or another length of its symbolic
+  // dimension. UNAVAILABLE: the stream has ended, and Next says why.
+  //
+  // If the first step is given by a hash, and the coordinator no longer has the plan, the steps are
+  // sent again with the program (ExecuteCall::program), unless the stream goes on after errors. At
+  // most 64 steps are therefore sent before the first one has ended. A later step whose plan the
+  // coordinator no longer has fails with NOT_FOUND.
   absl::Status Send(const ExecuteCall& call);
   // Says that no further step comes.
   void EndSends();
@@ -57,20 +62,41 @@ class StepStream {
 
  private:
   friend class ComputeClient;
-  StepStream(ClientCore* core, std::string session_id, std::unique_ptr<StepCallStream> stream,
-             bool continue_after_errors);
+  using OpenCall = std::function<std::shared_ptr<StepCallStream>()>;
+  // `open` opens a call of ExecuteStream.
+  StepStream(ClientCore* core, std::string session_id, OpenCall open, bool continue_after_errors);
+
+  struct SentStep {
+    std::vector<std::string> names = {};  // of the step's results
+    // Ids of operands that the step consumes if it succeeds.
+    std::vector<std::string> consumed = {};
+    std::shared_ptr<const ExecuteCall> call = nullptr;  // while it may be sent again
+  };
+
+  // Decides, at the first step, whether the steps may have to be sent again.
+  void Begin(const ExecuteCall& first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MaySend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first answer has come, or no answer will: no step is sent again.
+  void Settle() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Writes the step; `number` is its number.
+  bool Write(int64_t number, const ExecuteCall& call, StepCallStream* stream) const;
+  // If the error of the first step says that the coordinator lacks its plan, opens another call and
+  // sends the steps again, the first one with its program. Returns whether it did.
+  bool SendAgain(int64_t number, const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<StepCallStream> stream() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   ClientCore* const core_;
   const std::string session_id_;
-  const std::unique_ptr<StepCallStream> stream_;
+  const OpenCall open_;
   const bool continue_after_errors_;
-  absl::Mutex mutex_;
+  absl::Mutex send_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a request is written
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<StepCallStream> stream_ ABSL_GUARDED_BY(mutex_);
   int64_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
-  struct SentStep {
-    std::vector<std::string> names = {};  // of the step's results
-    std::vector<std::string> consumed =
-        {};  // ids of operands that the step consumes if it succeeds
-  };
+  bool has_ended_sends_ ABSL_GUARDED_BY(mutex_) = false;
+  // The program of the first step, until Settle; null: no step is sent again.
+  std::shared_ptr<const Program> first_program_ ABSL_GUARDED_BY(mutex_);
+  bool is_sending_again_ ABSL_GUARDED_BY(mutex_) = false;
   // By number, the steps that have not ended.
   std::map<int64_t, SentStep> sent_steps_ ABSL_GUARDED_BY(mutex_);
 };
@@ -90,6 +116,11 @@ class ComputeClient {
 
   // Every rank of the mesh takes part in each computation. After a computation, either all of its
   // results exist or none. A computation does not change its operands, unless they are donated.
+  //
+  // Compile plans a program and returns a handle: see CompiledProgram. If the program has a
+  // symbolic dimension, it is planned for its shortest and its longest length, and the operands may
+  // have any length of the range. RESOURCE_EXHAUSTED (MEMORY_LIMIT): it certainly does not fit at
+  // the longest length. UNIMPLEMENTED (NOT_AVAILABLE): the coordinator is an older build.
   absl::StatusOr<CompiledProgram> Compile(const Program& program,
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",

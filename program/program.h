@@ -194,12 +194,39 @@ struct StateUpdate {
   friend bool operator==(const StateUpdate&, const StateUpdate&) = default;
 };
 
+// The dimension of a program whose size is not known yet, such as the length of sequences. One
+// program has at most one. A run has a length L: min <= L <= max, and L is a multiple of
+// `multiple`.
+struct SymbolicDimension {
+  std::string name;  // for messages: 1 to kMaxSymbolNameBytes bytes
+  int64_t min = 1;   // from 0 to `max`; a multiple of `multiple`
+  int64_t max = 1;   // at most kMaxLength; a multiple of `multiple`
+  int64_t multiple = 1;
+
+  friend bool operator==(const SymbolicDimension&, const SymbolicDimension&) = default;
+};
+inline constexpr size_t kMaxSymbolNameBytes = 64;
+
+// An extent of an operand that depends on the length. `extent.index` is the dimension, and
+// `extent.factor` is at least 1: the length follows from the operand's shape.
+struct SymbolicExtent {
+  ValueIndex operand = 0;
+  SymbolicNumber extent = {};
+
+  friend bool operator==(const SymbolicExtent&, const SymbolicExtent&) = default;
+};
+
 // The result of op i is the value operand_count + i. An op uses only values with lower numbers.
 struct Program {
   uint32_t operand_count = 0;
   std::vector<ProgramOp> ops;
   std::vector<ValueIndex> outputs;
   std::vector<StateUpdate> updates = {};  // each operand at most once, each value at most once
+  // nullopt: the program has no symbolic dimension, and hence no symbolic extents and numbers.
+  // CheckSymbolicProgram (program/graph/symbolic_program.h) says what holds for them. Only a
+  // program of one length (ProgramAt) can be planned.
+  std::optional<SymbolicDimension> symbol = std::nullopt;
+  std::vector<SymbolicExtent> symbolic_extents = {};
 
   friend bool operator==(const Program&, const Program&) = default;
 };

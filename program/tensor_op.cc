@@ -155,6 +155,14 @@ absl::Status CheckDimensionNumber(std::string_view field, int64_t dimension, con
                                 shape.size(), " dimensions"));
 }
 
+// Refuses numbers for which no length was chosen.
+absl::Status CheckNotSymbolic(std::string_view field, const std::vector<SymbolicNumber>& numbers) {
+  if (numbers.empty()) return absl::OkStatus();
+  return BadField(field, StrCat("`", field,
+                                "` depends on a length, and the program has no symbolic dimension, "
+                                "or no length was chosen for it"));
+}
+
 // Computes the type of an op's result; has one function for each op. `inputs` are the types of the
 // op's inputs.
 struct ResultTyper {
@@ -371,6 +379,7 @@ struct ResultTyper {
   }
 
   absl::StatusOr<TensorType> operator()(const ReshapeOp& op) const {
+    SHARDMESH_RETURN_IF_ERROR(CheckNotSymbolic("symbolic_shape", op.symbolic_shape));
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes("input", inputs[0]));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t have, ElementCount(inputs[0].shape));
     const absl::StatusOr<int64_t> need = ElementCount(op.shape);
@@ -400,6 +409,8 @@ struct ResultTyper {
   }
 
   absl::StatusOr<TensorType> operator()(const SliceOp& op) const {
+    SHARDMESH_RETURN_IF_ERROR(CheckNotSymbolic("symbolic_starts", op.symbolic_starts));
+    SHARDMESH_RETURN_IF_ERROR(CheckNotSymbolic("symbolic_limits", op.symbolic_limits));
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes("input", inputs[0]));
     TensorType result = inputs[0];
     const size_t rank = result.shape.size();

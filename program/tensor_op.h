@@ -23,6 +23,19 @@ namespace shardmesh {
 // of the program's ops, or of the plan's instructions, follow in order.
 using ValueIndex = uint32_t;
 
+// A number that depends on the length of a program's symbolic dimension (SymbolicDimension in
+// program/program.h): factor * length + offset. It replaces an entry of a list of numbers.
+struct SymbolicNumber {
+  int64_t index = 0;   // the entry that it replaces
+  int64_t factor = 1;  // not 0; at most kMaxSymbolicFactor in magnitude
+  int64_t offset = 0;  // at most kMaxLength in magnitude
+
+  friend bool operator==(const SymbolicNumber&, const SymbolicNumber&) = default;
+};
+inline constexpr int64_t kMaxSymbolicFactor = int64_t{1} << 20;
+// The longest length of a symbolic dimension.
+inline constexpr int64_t kMaxLength = int64_t{1} << 40;
+
 // A function that MapOp applies to each element, or to each pair of elements.
 enum class MapFunction : uint8_t {
   // Functions of two inputs.
@@ -173,6 +186,8 @@ struct TopKOp {
 struct ReshapeOp {
   ValueIndex input = 0;
   Shape shape;
+  // The extents that depend on the length. Only programs have them, and no plan.
+  std::vector<SymbolicNumber> symbolic_shape = {};
 
   friend bool operator==(const ReshapeOp&, const ReshapeOp&) = default;
 };
@@ -191,6 +206,9 @@ struct SliceOp {
   std::vector<int64_t> starts;
   std::vector<int64_t> limits;
   std::vector<int64_t> steps = {};  // each at least 1; empty: all 1
+  // The starts and limits that depend on the length. Only programs have them, and no plan.
+  std::vector<SymbolicNumber> symbolic_starts = {};
+  std::vector<SymbolicNumber> symbolic_limits = {};
 
   friend bool operator==(const SliceOp&, const SliceOp&) = default;
 };
@@ -252,6 +270,7 @@ struct TensorType {
 // SHAPE_MISMATCH for shapes that do not fit, UNSUPPORTED_DTYPE for an element type that the op
 // does not have (lists those that it has), BAD_FIELD for a malformed op, INVALID_SHAPE for a result
 // of too many dimensions or elements, LIMIT_EXCEEDED for a constant of more than kMaxConstantBytes.
+// An op with symbolic numbers is malformed: see OpAt in program/graph/symbolic_program.h.
 absl::StatusOr<TensorType> ResultTypeOf(const TensorOp& op, absl::Span<const TensorType> inputs);
 
 // Returns whether the op may make its result in the memory of input number `input` of InputsOf(op),

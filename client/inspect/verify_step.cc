@@ -13,6 +13,7 @@
 
 #include "client/inspect/reference_ops.h"
 #include "program/graph/layer_program.h"
+#include "program/graph/symbolic_program.h"
 #include "program/product_layout.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -149,8 +150,16 @@ absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Prog
   StepVerifier verifier;
   verifier.client_ = client;
   verifier.verify_options_ = verify_options;
-  SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options).status());
-  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
+  SHARDMESH_ASSIGN_OR_RETURN(const Found found, verifier.Find(operands, options));
+  if (!program.symbol.has_value()) {
+    SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
+    return verifier;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const int64_t length, LengthOf(program, [&](ValueIndex operand) {
+        return operand < found.described.size() ? &found.described[operand].shape : nullptr;
+      }));
+  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(ProgramAt(program, length), options));
   return verifier;
 }
 

@@ -66,6 +66,8 @@ class StepVerifier {
   // Call it before the step. Unless the program is one product, gets the elements of the operands,
   // as state is before the step: no other step may update it until this one has ended.
   //
+  // If the program has a symbolic dimension, verifies that of the operands' length. Also errors of
+  // LengthOf (program/graph/symbolic_program.h).
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the program is too large; see CheckReferenceSize.
   // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective, an element type that is not
   // verified, or an operand that holds partial sums. Also errors of ArrayClient::DescribeArray and

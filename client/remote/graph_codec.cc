@@ -8,10 +8,13 @@
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/text_format.h"
+#include "program/program.h"
+#include "program/tensor_op.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/codec/tensor_op_codec.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -44,6 +47,24 @@ absl::StatusOr<GraphOperand> DecodeOperand(const v1::GraphOperand& from) {
   return operand;
 }
 
+void EncodeSymbol(const Program& from, v1::Graph* to) {
+  if (from.symbol.has_value()) Encode(*from.symbol, to->mutable_symbol());
+  for (const SymbolicExtent& extent : from.symbolic_extents) {
+    Encode(extent.extent,
+           to->mutable_operands(static_cast<int>(extent.operand))->add_symbolic_shape());
+  }
+}
+
+void DecodeSymbol(const v1::Graph& from, Program* to) {
+  if (from.has_symbol()) to->symbol = Decode(from.symbol());
+  for (int i = 0; i < from.operands_size(); ++i) {
+    for (const v1::SymbolicNumber& extent : from.operands(i).symbolic_shape()) {
+      to->symbolic_extents.push_back(
+          {.operand = static_cast<ValueIndex>(i), .extent = Decode(extent)});
+    }
+  }
+}
+
 }  // namespace
 
 void Encode(const Graph& from, v1::Graph* to) {
@@ -64,6 +85,7 @@ void Encode(const Graph& from, v1::Graph* to) {
     added->set_operand(update.operand);
     added->set_value(update.value);
   }
+  EncodeSymbol(from.program, to);
 }
 
 absl::StatusOr<Graph> Decode(const v1::Graph& from) {
@@ -88,6 +110,7 @@ absl::StatusOr<Graph> Decode(const v1::Graph& from) {
   for (const v1::StateUpdate& update : from.updates()) {
     graph.program.updates.push_back({.operand = update.operand(), .value = update.value()});
   }
+  DecodeSymbol(from, &graph.program);
   return CheckGraph(std::move(graph));
 }
 

@@ -34,13 +34,19 @@ struct GraphBindings {
 //
 // Errors are INVALID_ARGUMENT. MISSING_ARGUMENT: an operand has no binding; the message lists all
 // such operands. NOT_FOUND: a binding is for an operand or output that the graph lacks; gives the
-// nearest name. SHAPE_MISMATCH: a literal has another type or shape than its operand. BAD_FIELD: a
-// state is bound to a literal. The types of arrays are checked when the call runs.
+// nearest name. SHAPE_MISMATCH: a literal has another type or shape than its operand; with a
+// symbolic dimension, the errors of LengthOf (program/graph/symbolic_program.h). BAD_FIELD: a state
+// is bound to a literal. The types of arrays are checked when the call runs.
 //
 // Example:
 //   auto call = BindGraph(*graph, {.operands = {{"ids", ids_literal}}, .array_prefix = "minilm/"});
 //   auto result = client->compute().Execute(*call);
 absl::StatusOr<ExecuteCall> BindGraph(const Graph& graph, const GraphBindings& bindings);
+
+// The same by a handle of the graph's program: the call sends the hash of the plan. Also BAD_FIELD:
+// `bindings` has specs of outputs.
+absl::StatusOr<ExecuteCall> BindGraph(const Graph& graph, const CompiledProgram& compiled,
+                                      const GraphBindings& bindings);
 
 // Returns the output of that name. NOT_FOUND gives the nearest name. `result` is that of a call
 // that BindGraph made for `graph`; the reference is valid while `result` is.

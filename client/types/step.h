@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_TYPES_STEP_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
+#include "program/tensor_op.h"
 #include "tensor/elementwise.h"
 #include "tensor/literal.h"
 
@@ -95,6 +97,9 @@ struct ExecuteCall {
   // The mesh's name; required if no operand is an array of the cluster.
   std::string mesh_id = {};
   OutputOptions output = {};
+  // With a hash: the program that is sent instead if the coordinator no longer has the plan. Null:
+  // that which the client compiled last with this hash, if it is among the last 1,000.
+  std::shared_ptr<const Program> program = nullptr;
 };
 
 // The end of one step of a StepStream.
@@ -199,8 +204,48 @@ struct CandidatePlan {
   std::vector<PlannedInstruction> instructions = {};
 };
 
-// Summary of a plan.
+// A result of a plan.
+struct PlannedOutput {
+  TensorType type;
+  PartitionSpec spec;
+};
+
+// The plan for one length of a program's symbolic dimension.
+struct LengthPlan {
+  int64_t length = 0;
+  int64_t peak_bytes = 0;                       // as CompiledProgram::peak_bytes
+  std::optional<absl::Duration> exchange_time;  // as CompiledProgram::exchange_time
+  std::optional<absl::Duration> kernel_time;    // as CompiledProgram::kernel_time
+  std::vector<PlannedOutput> outputs = {};
+};
+
+// A handle of a program that ComputeClient::Compile has planned, with a summary of the plan. Runs
+// by the handle send the hash of the plan instead of the program. If the coordinator no longer has
+// the plan, ComputeClient::Execute sends the program once, and so does a StepStream for its first
+// step.
+//
+// If the program has a symbolic dimension, one handle serves all lengths: the length of a run
+// follows from its operands. The summary is that of the longest length.
+//
+// Example:
+//   auto compiled = client->compute().Compile(program, {x, w});
+//   for (const Operand& x : inputs) {
+//     auto result = client->compute().Execute(compiled->Call({x, w}));
+//   }
+//
+// A value: may be copied, and outlive the client.
 struct CompiledProgram {
+  // Returns the call that runs the plan. The operands must have the types, shapes and layouts of
+  // those for which it was compiled; with a symbolic dimension, any length of the range, and any
+  // layouts. output.specs must be empty.
+  ExecuteCall Call(std::vector<Operand> operands, OutputOptions output = {}) const {
+    return {.work = plan_hash,
+            .operands = std::move(operands),
+            .mesh_id = mesh_id,
+            .output = std::move(output),
+            .program = program};
+  }
+
   std::string plan_hash;                         // 32 raw bytes
   std::vector<PlannedInstruction> instructions;  // in order
   PlanCost cost;                                 // predicted cost of one run
@@ -218,6 +263,15 @@ struct CompiledProgram {
   // The plans that the planner compared, the fastest first, if ComparePlans asked for them. The
   // first is the plan that runs. Empty if the coordinator is an older build.
   std::vector<CandidatePlan> candidates;
+  // In the order of the program's outputs. Empty if the coordinator is an older build.
+  std::vector<PlannedOutput> outputs = {};
+  // As `peak_bytes`, by rank. Empty for meshes of more than 4,096 devices, or if the coordinator is
+  // an older build.
+  std::vector<int64_t> rank_peak_bytes = {};
+  std::shared_ptr<const Program> program = nullptr;  // null for that of a layer
+  std::string mesh_id = {};                          // as it was given to Compile
+  // Set if the program has a symbolic dimension.
+  std::optional<LengthPlan> shortest = std::nullopt;
 };
 
 }  // namespace shardmesh::client

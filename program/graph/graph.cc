@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "program/collective_check.h"
+#include "program/graph/symbolic_program.h"
 #include "program/product_layout.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
@@ -372,6 +373,22 @@ absl::StatusOr<Types> TypesOf(const Graph& graph, const std::vector<size_t>& ord
   return types;
 }
 
+// Replaces the symbolic extents of the operands by those at the length.
+absl::Status SetLength(const std::vector<SymbolicExtent>& extents, int64_t length,
+                       std::vector<GraphOperand>& operands) {
+  for (const auto& [operand, extent] : extents) {
+    Shape& shape = operands[operand].type.shape;
+    const std::string_view name = operands[operand].name;
+    if (extent.index >= static_cast<int64_t>(shape.size())) {
+      return BadGraph("symbolic_shape",
+                      StrCat("operand \"", name, "\" has ", shape.size(),
+                             " dimensions, and a symbolic extent of dimension ", extent.index));
+    }
+    shape = ShapeAt(std::move(shape), {&extent, 1}, length);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckUpdateTypes(const Graph& graph, const Types& types) {
   for (const StateUpdate& update : graph.program.updates) {
     const GraphOperand& state = graph.operands[update.operand];
@@ -383,6 +400,33 @@ absl::Status CheckUpdateTypes(const Graph& graph, const Types& types) {
         {{fact::kHave, TypeText(*types[update.value])}, {fact::kNeed, TypeText(state.type)}});
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Types> CheckedTypes(const Graph& graph, const std::vector<size_t>& order) {
+  SHARDMESH_ASSIGN_OR_RETURN(Types types, TypesOf(graph, order));
+  SHARDMESH_RETURN_IF_ERROR(CheckUpdateTypes(graph, types));
+  return types;
+}
+
+// Returns the types of all values at the longest length, after a check at others. The operands of
+// the graph get their shapes at the longest length.
+absl::StatusOr<Types> TypesAtLengths(Graph& graph, const std::vector<size_t>& order) {
+  const Program& program = graph.program;
+  SHARDMESH_RETURN_IF_ERROR(CheckSymbolicProgram(program));
+  if (!program.symbol.has_value()) return CheckedTypes(graph, order);
+  Types types;
+  for (const int64_t length : LengthsToCheck(*program.symbol)) {
+    SHARDMESH_RETURN_IF_ERROR(SetLength(program.symbolic_extents, length, graph.operands));
+    const Graph at_length = {.program = ProgramAt(program, length),
+                             .operands = graph.operands,
+                             .outputs = graph.outputs};
+    absl::StatusOr<Types> checked = CheckedTypes(at_length, order);
+    if (!checked.ok()) {
+      return WithContext(checked.status(), StrCat("at ", program.symbol->name, " ", length));
+    }
+    types = *std::move(checked);
+  }
+  return types;
 }
 
 }  // namespace
@@ -432,6 +476,21 @@ absl::StatusOr<std::vector<size_t>> OrderOfOps(const Program& program) {
   return OpSorter(program).Run();
 }
 
+absl::StatusOr<Graph> GraphAt(const Graph& graph, int64_t length) {
+  SHARDMESH_RETURN_IF_ERROR(CheckLength(*graph.program.symbol, length));
+  Graph at_length = graph;
+  SHARDMESH_RETURN_IF_ERROR(SetLength(graph.program.symbolic_extents, length, at_length.operands));
+  at_length.program = ProgramAt(std::move(at_length.program), length);
+  return CheckGraph(std::move(at_length));
+}
+
+std::string OperandShapeText(const Graph& graph, size_t operand) {
+  const Shape& shape = graph.operands[operand].type.shape;
+  if (!graph.program.symbol.has_value()) return ShapeToString(shape);
+  return SymbolicShapeText(shape, ExtentsOf(graph.program, static_cast<ValueIndex>(operand)),
+                           graph.program.symbol->name);
+}
+
 absl::StatusOr<Graph> CheckGraph(Graph graph) {
   Program& program = graph.program;
   if (program.operand_count != graph.operands.size() ||
@@ -444,8 +503,7 @@ absl::StatusOr<Graph> CheckGraph(Graph graph) {
   SHARDMESH_RETURN_IF_ERROR(CheckNames(graph.operands, "operand"));
   SHARDMESH_RETURN_IF_ERROR(CheckNames(graph.outputs, "output"));
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<size_t> order, OrderOfOps(program));
-  SHARDMESH_ASSIGN_OR_RETURN(const Types types, TypesOf(graph, order));
-  SHARDMESH_RETURN_IF_ERROR(CheckUpdateTypes(graph, types));
+  SHARDMESH_ASSIGN_OR_RETURN(const Types types, TypesAtLengths(graph, order));
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     graph.outputs[i].type = types[program.outputs[i]];
   }

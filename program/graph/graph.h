@@ -39,7 +39,8 @@ struct GraphOutput {
 };
 
 // `operands` has program.operand_count entries and `outputs` one for each of program.outputs, in
-// order. GraphBuilder::Build and CheckGraph give graphs for which this holds.
+// order. GraphBuilder::Build and CheckGraph give graphs for which this holds. If the program has a
+// symbolic dimension, all types are those at its maximum.
 struct Graph {
   Program program;
   std::vector<GraphOperand> operands;
@@ -83,6 +84,13 @@ absl::StatusOr<TensorType> ProgramOpResultType(const ProgramOp& op,
 // kMaxProgramSize operands, ops, outputs or updates.
 absl::StatusOr<std::vector<size_t>> OrderOfOps(const Program& program);
 
+// Returns the graph of one length: its types are those at the length, and its program is that of
+// ProgramAt. Errors of CheckLength and CheckGraph. Requires a symbolic dimension.
+absl::StatusOr<Graph> GraphAt(const Graph& graph, int64_t length);
+
+// Returns the shape of an operand for messages: with a symbolic dimension as in `(seq, 64)`.
+std::string OperandShapeText(const Graph& graph, size_t operand);
+
 // Checks a graph that came from a file, and returns it with its ops in an order that a program may
 // have. The types of its outputs are ignored; the result has those that follow from the operands.
 // Ops after one for which ResultShapeNeedsMesh holds are checked by the planner only.
@@ -92,6 +100,10 @@ absl::StatusOr<std::vector<size_t>> OrderOfOps(const Program& program);
 // output; an output or the value of an update is an operand, or occurs twice; an update's operand
 // is none. SHAPE_MISMATCH: an update has another type than its operand. INVALID_SHAPE: CheckShape
 // refuses the shape of an operand.
+//
+// With a symbolic dimension, the graph is checked at all lengths of LengthsToCheck; an error then
+// names the length. The extents that it replaces in the operands' types become those at the
+// maximum. Also errors of CheckSymbolicProgram.
 absl::StatusOr<Graph> CheckGraph(Graph graph);
 
 // Returns OK for a name that a graph may have. BAD_FIELD: it is empty or too long.

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "program/graph/symbolic_program.h"
 #include "status/detail.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -150,7 +151,98 @@ std::string GraphBuilder::Describe(GraphValue value) const {
   } else {
     text = StrCat("\"", node.name, "\"");
   }
-  return StrCat(text, " ", DtypeName(node.type.dtype), " ", ShapeToString(node.type.shape));
+  return StrCat(text, " ", DtypeName(node.type.dtype), " ", ShapeText(node, value.node_));
+}
+
+const Shape& GraphBuilder::ShapeAtLength(size_t node, size_t length) const {
+  const Node& at = nodes_[node];
+  return at.shapes.empty() ? at.type.shape : at.shapes[length];
+}
+
+Shape GraphBuilder::ShapeAtLength(const GraphShape& shape, size_t length) const {
+  Shape at_length;
+  for (const GraphExtent extent : shape.extents()) {
+    at_length.push_back(extent.is_symbolic() ? extent.factor() * lengths_[length] + extent.offset()
+                                             : extent.offset());
+  }
+  return at_length;
+}
+
+std::vector<SymbolicNumber> GraphBuilder::SymbolicExtentsOf(const GraphShape& shape) {
+  std::vector<SymbolicNumber> numbers;
+  for (size_t i = 0; i < shape.extents().size(); ++i) {
+    const GraphExtent extent = shape.extents()[i];
+    if (!extent.is_symbolic()) continue;
+    numbers.push_back(
+        {.index = static_cast<int64_t>(i), .factor = extent.factor(), .offset = extent.offset()});
+  }
+  if (!numbers.empty() && !symbol_.has_value()) {
+    Refuse(Reason::kBadField,
+           "an extent is symbolic, and the graph has no symbolic dimension; "
+           "call Symbol of this builder first");
+  } else if (const absl::Status error = CheckSymbolicNumbers(numbers, shape.extents().size());
+             !error.ok()) {
+    Fail(error);
+  }
+  return numbers;
+}
+
+std::optional<GraphExtent> GraphBuilder::FittedExtent(size_t node, size_t dimension) const {
+  if (nodes_[node].shapes.empty()) return GraphExtent(nodes_[node].type.shape[dimension]);
+  std::vector<int64_t> values;
+  for (const Shape& shape : nodes_[node].shapes) values.push_back(shape[dimension]);
+  const std::optional<SymbolicNumber> number = NumberThatHas(0, lengths_, values);
+  if (!number.has_value()) return std::nullopt;
+  return GraphExtent(number->factor, number->offset);
+}
+
+std::string GraphBuilder::ShapeText(const Node& node, size_t index) const {
+  if (node.shapes.empty()) return ShapeToString(node.type.shape);
+  std::vector<SymbolicNumber> numbers;
+  for (size_t i = 0; i < node.type.shape.size(); ++i) {
+    const std::optional<GraphExtent> extent = FittedExtent(index, i);
+    // Such an extent is shown as it is at the maximum.
+    if (!extent.has_value() || !extent->is_symbolic()) continue;
+    numbers.push_back(
+        {.index = static_cast<int64_t>(i), .factor = extent->factor(), .offset = extent->offset()});
+  }
+  return SymbolicShapeText(node.type.shape, numbers, symbol_->name);
+}
+
+std::optional<GraphExtent> GraphBuilder::RequiredExtent(GraphValue value, size_t dimension,
+                                                        std::string_view op_name) {
+  const std::optional<GraphExtent> extent = FittedExtent(value.node_, dimension);
+  if (extent.has_value()) return extent;
+  FailOp(InvalidArgument(Reason::kInvalidDimension,
+                         StrCat("dimension ", dimension, " of the input is no factor times ",
+                                symbol_->name, " plus an offset"),
+                         {{fact::kDimension, dimension}}),
+         op_name, {&value, 1});
+  return std::nullopt;
+}
+
+GraphExtent GraphBuilder::ExtentOf(GraphValue value, int64_t dimension) {
+  const std::optional<int64_t> found = DimensionOf(value, dimension, "extent");
+  if (!found.has_value()) return 1;
+  return RequiredExtent(value, static_cast<size_t>(*found), "extent").value_or(GraphExtent(1));
+}
+
+GraphExtent GraphBuilder::Symbol(std::string_view name, int64_t min, int64_t max,
+                                 int64_t multiple) {
+  const GraphExtent length(/*factor=*/1, /*offset=*/0);
+  if (!status_.ok()) return length;
+  SymbolicDimension symbol = {
+      .name = std::string(name), .min = min, .max = max, .multiple = multiple};
+  if (symbol_.has_value()) {
+    Refuse(Reason::kBadField, StrCat("the graph has the symbolic dimension ", symbol_->name,
+                                     " already; it may have one"));
+  } else if (const absl::Status error = CheckSymbolicDimension(symbol); !error.ok()) {
+    Fail(error);
+  } else {
+    lengths_ = LengthsToCheck(symbol);
+    symbol_ = std::move(symbol);
+  }
+  return length;
 }
 
 GraphValue GraphBuilder::AddNode(Node node) {
@@ -158,16 +250,34 @@ GraphValue GraphBuilder::AddNode(Node node) {
   return GraphValue(this, nodes_.size() - 1);
 }
 
-GraphValue GraphBuilder::Operand(std::string_view name, Dtype dtype, const Shape& shape,
+GraphValue GraphBuilder::Operand(std::string_view name, Dtype dtype, const GraphShape& shape,
                                  bool is_state) {
   if (!status_.ok()) return {};
+  Node node = {.type = {.dtype = dtype, .shape = {}},
+               .extents = SymbolicExtentsOf(shape),
+               .name = std::string(name),
+               .is_state = is_state};
+  if (!status_.ok()) return {};
   const std::string_view kind = is_state ? "state" : "parameter";
+  absl::Status bad_shape;
+  for (size_t i = 0; i < length_count(); ++i) {
+    node.type.shape = ShapeAtLength(shape, i);
+    if (!node.extents.empty()) node.shapes.push_back(node.type.shape);
+    bad_shape.Update(CheckShape(node.type.shape));
+  }
+  if (node.shapes.size() == 1) node.shapes.clear();  // there is one length
+  const bool has_low_factor =
+      std::any_of(node.extents.begin(), node.extents.end(),
+                  [](const SymbolicNumber& extent) { return extent.factor < 1; });
   if (const absl::Status error = CheckGraphName("operand", name); !error.ok()) {
     Fail(error);
   } else if (operands_.contains(name)) {
     Refuse(Reason::kBadField, StrCat(kind, " \"", name, "\" is declared twice"));
-  } else if (const absl::Status bad_shape = CheckShape(shape); !bad_shape.ok()) {
+  } else if (!bad_shape.ok()) {
     Fail(WithContext(bad_shape, StrCat(kind, " \"", name, "\"")));
+  } else if (has_low_factor) {
+    Refuse(Reason::kBadField,
+           StrCat(kind, " \"", name, "\" has a symbolic extent with a factor below 1"));
   } else if (operands_.size() == kMaxProgramSize) {
     Refuse(Reason::kLimitExceeded,
            StrCat(kind, " \"", name, "\" is one too many: a program has at most ", kMaxProgramSize,
@@ -176,16 +286,39 @@ GraphValue GraphBuilder::Operand(std::string_view name, Dtype dtype, const Shape
   }
   if (!status_.ok()) return {};
   operands_.emplace(std::string(name), nodes_.size());
-  return AddNode(
-      {.type = {.dtype = dtype, .shape = shape}, .name = std::string(name), .is_state = is_state});
+  return AddNode(std::move(node));
 }
 
-GraphValue GraphBuilder::Parameter(std::string_view name, Dtype dtype, const Shape& shape) {
+GraphValue GraphBuilder::Parameter(std::string_view name, Dtype dtype, const GraphShape& shape) {
   return Operand(name, dtype, shape, /*is_state=*/false);
 }
 
-GraphValue GraphBuilder::State(std::string_view name, Dtype dtype, const Shape& shape) {
+GraphValue GraphBuilder::State(std::string_view name, Dtype dtype, const GraphShape& shape) {
   return Operand(name, dtype, shape, /*is_state=*/true);
+}
+
+absl::Status GraphBuilder::SetType(const ProgramOp& op, absl::Span<const GraphValue> inputs,
+                                   Node* node) const {
+  const auto depends = [&](GraphValue input) { return !NodeOf(input).shapes.empty(); };
+  const bool is_symbolic =
+      symbol_.has_value() && (IsSymbolic(op) || std::any_of(inputs.begin(), inputs.end(), depends));
+  for (size_t i = 0; i < (is_symbolic ? lengths_.size() : 1); ++i) {
+    std::vector<TensorType> types;
+    for (const GraphValue input : inputs) {
+      types.push_back({DtypeOf(input), ShapeAtLength(input.node_, i)});
+    }
+    absl::StatusOr<TensorType> type =
+        ProgramOpResultType(is_symbolic ? OpAt(op, lengths_[i]) : op, types);
+    if (!type.ok() && is_symbolic) {
+      return WithContext(type.status(), StrCat("at ", symbol_->name, " ", lengths_[i]));
+    }
+    SHARDMESH_RETURN_IF_ERROR(type.status());
+    node->type = *std::move(type);
+    if (is_symbolic) node->shapes.push_back(node->type.shape);
+  }
+  const auto is_longest = [&](const Shape& shape) { return shape == node->type.shape; };
+  if (std::all_of(node->shapes.begin(), node->shapes.end(), is_longest)) node->shapes.clear();
+  return absl::OkStatus();
 }
 
 GraphValue GraphBuilder::Op(ProgramOp op, absl::Span<const GraphValue> inputs) {
@@ -203,17 +336,15 @@ GraphValue GraphBuilder::Op(ProgramOp op, absl::Span<const GraphValue> inputs) {
                                                             inputs.size(), " are given")),
                   name, inputs);
   }
-  std::vector<TensorType> types;
   std::vector<ValueIndex> numbers;
   Node node;
   for (const GraphValue input : inputs) {
-    types.push_back(NodeOf(input).type);
     numbers.push_back(static_cast<ValueIndex>(input.node_));
     node.is_exact = node.is_exact && NodeOf(input).is_exact;
   }
-  absl::StatusOr<TensorType> type = ProgramOpResultType(op, types);
-  if (!type.ok()) return FailOp(type.status(), name, inputs);
-  node.type = *std::move(type);
+  absl::Status error = CheckSymbolicNumbersOf(op);
+  if (error.ok()) error = SetType(op, inputs, &node);
+  if (!error.ok()) return FailOp(error, name, inputs);
   node.is_exact = node.is_exact && !ResultShapeNeedsMesh(op);
   node.op = WithProgramOpInputs(std::move(op), numbers);
   return AddNode(std::move(node));
@@ -358,19 +489,43 @@ GraphValue GraphBuilder::UpdateRows(GraphValue input, GraphValue update, GraphVa
   return Op(TensorOp(UpdateRowsOp{}), {input, update, positions});
 }
 
-GraphValue GraphBuilder::Reshape(GraphValue input, Shape shape) {
+GraphValue GraphBuilder::Reshape(GraphValue input, const GraphShape& shape) {
   if (!CheckValues({&input, 1}, "reshape")) return {};
-  std::optional<Shape> computed = WithComputedExtent(ShapeOf(input), shape);
-  if (!computed.has_value()) {
-    return FailOp(InvalidArgument(
-                      Reason::kShapeMismatch,
-                      StrCat("cannot compute the extent of -1 in the shape ", ShapeToString(shape),
-                             "; at most one extent may be -1, and the "
-                             "others must divide the number of elements"),
-                      {{fact::kNeed, ShapeToString(shape)}}),
-                  "reshape", {&input, 1});
+  SymbolicExtentsOf(shape);
+  if (!status_.ok()) return {};
+  std::vector<Shape> shapes;  // at each length
+  for (size_t i = 0; i < length_count(); ++i) {
+    const Shape wanted = ShapeAtLength(shape, i);
+    std::optional<Shape> computed = WithComputedExtent(ShapeAtLength(input.node_, i), wanted);
+    if (!computed.has_value()) {
+      const std::string at =
+          symbol_.has_value() ? StrCat("at ", symbol_->name, " ", lengths_[i], ": ") : "";
+      return FailOp(InvalidArgument(Reason::kShapeMismatch,
+                                    StrCat(at, "cannot compute the extent of -1 in the shape ",
+                                           ShapeToString(wanted),
+                                           "; at most one extent may be -1, and the "
+                                           "others must divide the number of elements"),
+                                    {{fact::kNeed, ShapeToString(wanted)}}),
+                    "reshape", {&input, 1});
+    }
+    shapes.push_back(*std::move(computed));
   }
-  return Op(TensorOp(ReshapeOp{.shape = *std::move(computed)}), {input});
+  ReshapeOp op{.shape = shapes.back()};
+  for (size_t dim = 0; dim < op.shape.size() && symbol_.has_value(); ++dim) {
+    std::vector<int64_t> values;
+    for (const Shape& each : shapes) values.push_back(each[dim]);
+    const auto number = NumberThatHas(static_cast<int64_t>(dim), lengths_, values);
+    if (!number.has_value()) {
+      return FailOp(
+          InvalidArgument(Reason::kShapeMismatch,
+                          StrCat("the extent of -1 would be ", StrJoin(values, ", "), " for ",
+                                 symbol_->name, " ", StrJoin(lengths_, ", "),
+                                 "; it must be a factor times ", symbol_->name, " plus an offset")),
+          "reshape", {&input, 1});
+    }
+    if (number->factor != 0) op.symbolic_shape.push_back(*number);
+  }
+  return Op(TensorOp(std::move(op)), {input});
 }
 
 GraphValue GraphBuilder::Transpose(GraphValue input, std::vector<int64_t> permutation) {
@@ -382,16 +537,33 @@ GraphValue GraphBuilder::Transpose(GraphValue input, std::vector<int64_t> permut
   return Op(TensorOp(TransposeOp{.permutation = std::move(permutation)}), {input});
 }
 
-GraphValue GraphBuilder::Slice(GraphValue input, int64_t dimension, int64_t start, int64_t limit,
-                               int64_t step) {
+GraphValue GraphBuilder::Slice(GraphValue input, int64_t dimension, GraphExtent start,
+                               GraphExtent limit, int64_t step) {
   const std::optional<int64_t> found = DimensionOf(input, dimension, "slice");
   if (!found.has_value()) return {};
+  SymbolicExtentsOf({start, limit});
   const Shape& shape = ShapeOf(input);
   const auto dim = static_cast<size_t>(*found);
   SliceOp op{.starts = std::vector<int64_t>(shape.size(), 0),
              .limits = std::vector<int64_t>(shape.begin(), shape.end())};
-  op.starts[dim] = start < 0 ? start + shape[dim] : start;
-  op.limits[dim] = limit < 0 ? limit + shape[dim] : limit;
+  const auto set = [&](size_t place, GraphExtent extent, std::vector<int64_t>* numbers,
+                       std::vector<SymbolicNumber>* symbolic) {
+    (*numbers)[place] = ShapeAtLength({extent}, length_count() - 1).front();
+    if (!extent.is_symbolic()) return;
+    symbolic->push_back({.index = static_cast<int64_t>(place),
+                         .factor = extent.factor(),
+                         .offset = extent.offset()});
+  };
+  const auto from_front = [](GraphExtent extent, GraphExtent end) {
+    return !extent.is_symbolic() && extent.offset() < 0 ? extent + end : extent;
+  };
+  for (size_t i = 0; i < shape.size() && status_.ok(); ++i) {
+    const std::optional<GraphExtent> end = RequiredExtent(input, i, "slice");
+    if (!end.has_value()) return {};
+    set(i, i == dim ? from_front(limit, *end) : *end, &op.limits, &op.symbolic_limits);
+    if (i == dim) set(i, from_front(start, *end), &op.starts, &op.symbolic_starts);
+  }
+  if (!status_.ok()) return {};
   if (step != 1) {
     op.steps.assign(shape.size(), 1);
     op.steps[dim] = step;
@@ -427,6 +599,12 @@ GraphValue GraphBuilder::Collective(GraphValue input, CollectiveOp op,
   if (const absl::Status error = CheckShape(*shape); !error.ok()) {
     Fail(WithContext(error, Describe(result)));
     return {};
+  }
+  if (!NodeOf(input).shapes.empty()) {
+    return FailOp(InvalidArgument(Reason::kBadField,
+                                  "a shape is given for the result, and the input's depends on the "
+                                  "length; leave the shape out"),
+                  "collective", {&input, 1});
   }
   nodes_[result.node_].type.shape = *shape;
   nodes_[result.node_].is_exact = NodeOf(input).is_exact;
@@ -471,7 +649,7 @@ void GraphBuilder::Update(GraphValue state, GraphValue value) {
   const bool is_used = std::any_of(updates_.begin(), updates_.end(),
                                    [&](const auto& each) { return each.second == value.node_; });
   if (is_used) return refuse("another state gets this value already");
-  if (result.is_exact && result.type != operand.type) {
+  if (result.is_exact && (result.type != operand.type || result.shapes != operand.shapes)) {
     return Refuse(Reason::kShapeMismatch,
                   StrCat("cannot update ", Describe(state), " to ", Describe(value),
                          ": a state keeps its type and shape"),
@@ -516,8 +694,14 @@ absl::StatusOr<Graph> GraphBuilder::Build() const {
     return InvalidArgument(Reason::kBadField,
                            "the graph has neither outputs nor updates; call Output or Update");
   }
+  const auto has_symbol = [](const Node& node) { return !node.extents.empty(); };
+  if (symbol_.has_value() && std::none_of(nodes_.begin(), nodes_.end(), has_symbol)) {
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("no operand has the symbolic dimension ", symbol_->name));
+  }
   Graph graph;
   Program& program = graph.program;
+  program.symbol = symbol_;
   program.operand_count = static_cast<uint32_t>(operands_.size());
   std::vector<ValueIndex> numbers(nodes_.size());
   ValueIndex next_op = program.operand_count;
@@ -536,6 +720,9 @@ absl::StatusOr<Graph> GraphBuilder::Build() const {
                                                        "it with Parameter"));
     }
     numbers[i] = static_cast<ValueIndex>(graph.operands.size());
+    for (const SymbolicNumber& extent : node.extents) {
+      program.symbolic_extents.push_back({.operand = numbers[i], .extent = extent});
+    }
     graph.operands.push_back({.name = node.name, .type = node.type});
   }
   for (const auto& [name, node] : outputs_) {

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_PROGRAM_GRAPH_GRAPH_BUILDER_H_
 #define SHARDMESH_PROGRAM_GRAPH_GRAPH_BUILDER_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,6 +43,49 @@ class GraphValue {
 
   const GraphBuilder* owner_ = nullptr;
   size_t node_ = 0;
+};
+
+// An extent, or an index, of a graph's tensors: a number, or factor * length + offset, where the
+// length is that of the graph's symbolic dimension (GraphBuilder::Symbol). Numbers convert to it.
+//
+// Example: with `seq` of Symbol, `2 * seq + 1`.
+class GraphExtent {
+ public:
+  GraphExtent(int64_t number) : offset_(number) {}  // NOLINT: a number is an extent.
+  GraphExtent(int64_t factor, int64_t offset) : factor_(factor), offset_(offset) {}
+
+  bool is_symbolic() const { return factor_ != 0; }
+  int64_t factor() const { return factor_; }  // 0: the extent is the number offset()
+  int64_t offset() const { return offset_; }
+
+  friend GraphExtent operator+(GraphExtent a, GraphExtent b) {
+    return GraphExtent(a.factor_ + b.factor_, a.offset_ + b.offset_);
+  }
+  friend GraphExtent operator-(GraphExtent a, GraphExtent b) {
+    return GraphExtent(a.factor_ - b.factor_, a.offset_ - b.offset_);
+  }
+  friend GraphExtent operator*(int64_t number, GraphExtent a) {
+    return GraphExtent(number * a.factor_, number * a.offset_);
+  }
+  friend GraphExtent operator*(GraphExtent a, int64_t number) { return number * a; }
+  friend bool operator==(const GraphExtent&, const GraphExtent&) = default;
+
+ private:
+  int64_t factor_ = 0;
+  int64_t offset_ = 0;
+};
+
+// The extents of a tensor of a graph, such as {seq, 64}. A Shape converts to it.
+class GraphShape {
+ public:
+  GraphShape() = default;
+  GraphShape(std::initializer_list<GraphExtent> extents) : extents_(extents) {}
+  GraphShape(const Shape& shape) : extents_(shape.begin(), shape.end()) {}  // NOLINT: see above.
+
+  const std::vector<GraphExtent>& extents() const { return extents_; }
+
+ private:
+  std::vector<GraphExtent> extents_;
 };
 
 // Optional arguments of GraphBuilder's ops. The ops in program/program.h and program/tensor_op.h
@@ -92,6 +136,17 @@ struct AttentionArgs {
 //   graph.Output("y", graph.Softmax(graph.Linear(x, w, {.bias = b})));
 //   absl::StatusOr<Graph> built = graph.Build();
 //
+// One dimension of a graph may be symbolic: its length is known when the graph runs. Operands that
+// have it say so in their shapes, and shapes of results follow. Each call checks the shapes at some
+// lengths that decide for all (LengthsToCheck in program/graph/symbolic_program.h). Errors then
+// begin with the length, as in
+//   op 3 (add): at seq 2: shapes (2, 8) and (4, 8) cannot be broadcast ...
+//
+// Example, the sums of the rows of x but for the first:
+//   const GraphExtent seq = graph.Symbol("seq", 2, 512);
+//   const GraphValue x = graph.Parameter("x", Dtype::kF32, {seq, 64});
+//   graph.Output("y", graph.Sum(graph.Slice(x, 0, 1, seq), {1}));
+//
 // Not thread-safe. Neither copied nor moved, since values refer to their builder.
 class GraphBuilder {
  public:
@@ -103,10 +158,14 @@ class GraphBuilder {
   // these ops begin with the name. Empty: no part.
   void SetScope(std::string_view scope) { scope_ = std::string(scope); }
 
-  // Operands. Names are unique. An operand of State is an array that the step changes in place:
-  // Build requires an Update of it.
-  GraphValue Parameter(std::string_view name, Dtype dtype, const Shape& shape);
-  GraphValue State(std::string_view name, Dtype dtype, const Shape& shape);
+  // Declares the symbolic dimension, and returns its length. At most one call; before any operand
+  // that has the dimension. SymbolicDimension in program/program.h says what the numbers may be.
+  GraphExtent Symbol(std::string_view name, int64_t min, int64_t max, int64_t multiple = 1);
+
+  // Operands. Names are unique. Symbolic extents have factors of at least 1. An operand of State is
+  // an array that the step changes in place: Build requires an Update of it.
+  GraphValue Parameter(std::string_view name, Dtype dtype, const GraphShape& shape);
+  GraphValue State(std::string_view name, Dtype dtype, const GraphShape& shape);
 
   // Constants of the program: at most kMaxConstantBytes each. Scalar gives a tensor without
   // dimensions; `value` is rounded to `dtype`, which is F64, F32, BF16, F16, or an integer type of
@@ -199,13 +258,14 @@ class GraphBuilder {
                        const AttentionArgs& args = {});
   GraphValue UpdateRows(GraphValue input, GraphValue update, GraphValue positions);
 
-  // Changes of shape. In Reshape, one extent may be -1: it is computed from the others.
-  GraphValue Reshape(GraphValue input, Shape shape);
+  // Changes of shape. In Reshape, one extent may be -1: it is computed from the others. It is
+  // refused if it is no factor * length + offset.
+  GraphValue Reshape(GraphValue input, const GraphShape& shape);
   // Dimension i of the result is dimension permutation[i] of the input.
   GraphValue Transpose(GraphValue input, std::vector<int64_t> permutation);
   // The indices start <= index < limit of one dimension, every step-th of them. A negative start or
-  // limit is counted from the end. Other dimensions stay whole.
-  GraphValue Slice(GraphValue input, int64_t dimension, int64_t start, int64_t limit,
+  // limit is counted from the end, unless it is symbolic. Other dimensions stay whole.
+  GraphValue Slice(GraphValue input, int64_t dimension, GraphExtent start, GraphExtent limit,
                    int64_t step = 1);
   GraphValue Concatenate(absl::Span<const GraphValue> inputs, int64_t dimension);
   GraphValue Concatenate(std::initializer_list<GraphValue> inputs, int64_t dimension);
@@ -214,7 +274,8 @@ class GraphBuilder {
   GraphValue Reshard(GraphValue input, PartitionSpec spec);
   // Any collective; `op.input` is ignored. `shape` is the shape of the result. Without it, the
   // result has the shape of the input, which is not so if the collective merges tiles (all-reduce,
-  // reduce-scatter, broadcast, reduce, scatter) along an axis that partitions the input.
+  // reduce-scatter, broadcast, reduce, scatter) along an axis that partitions the input. If the
+  // input's shape depends on the length, `shape` is refused.
   GraphValue Collective(GraphValue input, CollectiveOp op,
                         const std::optional<Shape>& shape = std::nullopt);
   GraphValue AllReduce(GraphValue input, std::vector<std::string> axes,
@@ -233,10 +294,15 @@ class GraphBuilder {
   // Makes `value` a result of the program. Names are unique.
   void Output(std::string_view name, GraphValue value);
 
-  // Returns the type of a value; an F32 scalar if the value is no tensor.
+  // Returns the type of a value; an F32 scalar if the value is no tensor. If the shape depends on
+  // the length, it is that at the maximum.
   const TensorType& TypeOf(GraphValue value) const;
   const Shape& ShapeOf(GraphValue value) const { return TypeOf(value).shape; }
   Dtype DtypeOf(GraphValue value) const { return TypeOf(value).dtype; }
+
+  // Returns an extent of a value, which may be symbolic; 1, and keeps an error, if the value lacks
+  // the dimension, or if the extent is no factor * length + offset.
+  GraphExtent ExtentOf(GraphValue value, int64_t dimension);
 
   // Returns the first error.
   const absl::Status& status() const { return status_; }
@@ -249,13 +315,18 @@ class GraphBuilder {
   //     two; there are neither outputs nor updates;
   //   - SHAPE_MISMATCH: an update has another type or shape than its state;
   //   - INVALID_DIMENSION: an input lacks the dimension;
-  //   - LIMIT_EXCEEDED: more than kMaxProgramSize operands, ops or outputs.
+  //   - LIMIT_EXCEEDED: more than kMaxProgramSize operands, ops or outputs;
+  //   - the errors of CheckSymbolicDimension and CheckSymbolicNumbers; BAD_FIELD: a symbolic extent
+  //     without a call of Symbol; no operand has the symbolic dimension.
   // The builder can be used further, and Build called again.
   absl::StatusOr<Graph> Build() const;
 
  private:
   struct Node {
-    TensorType type;
+    TensorType type;  // at the longest length
+    // The shapes at lengths_, if they differ.
+    std::vector<Shape> shapes = {};
+    std::vector<SymbolicNumber> extents = {};  // of an operand
     // Whether the type is certain. Otherwise it depends on an op for which ResultShapeNeedsMesh
     // holds.
     bool is_exact = true;
@@ -276,13 +347,30 @@ class GraphBuilder {
   // Returns the dimension, counted from the front. Keeps an error if the input lacks it.
   std::optional<int64_t> DimensionOf(GraphValue input, int64_t dimension, std::string_view op_name);
   std::string Describe(GraphValue value) const;
-  GraphValue Operand(std::string_view name, Dtype dtype, const Shape& shape, bool is_state);
+  // The number of lengths at which shapes are checked; 1 without a symbolic dimension.
+  size_t length_count() const { return std::max<size_t>(lengths_.size(), 1); }
+  const Shape& ShapeAtLength(size_t node, size_t length) const;
+  Shape ShapeAtLength(const GraphShape& shape, size_t length) const;
+  // Returns the symbolic extents of a shape. Keeps an error if there is no symbolic dimension.
+  std::vector<SymbolicNumber> SymbolicExtentsOf(const GraphShape& shape);
+  // Returns an extent of a node; nullopt if it is no factor * length + offset.
+  std::optional<GraphExtent> FittedExtent(size_t node, size_t dimension) const;
+  // The same; keeps an error of the op if there is none.
+  std::optional<GraphExtent> RequiredExtent(GraphValue value, size_t dimension,
+                                            std::string_view op_name);
+  // Returns text such as `(seq, 64)`.
+  std::string ShapeText(const Node& node, size_t index) const;
+  // Sets the type of the op's result at all lengths.
+  absl::Status SetType(const ProgramOp& op, absl::Span<const GraphValue> inputs, Node* node) const;
+  GraphValue Operand(std::string_view name, Dtype dtype, const GraphShape& shape, bool is_state);
   GraphValue AddNode(Node node);
   size_t op_count() const { return nodes_.size() - operands_.size(); }
   const Node& NodeOf(GraphValue value) const { return nodes_[value.node_]; }
 
   using Names = std::map<std::string, size_t, std::less<>>;
 
+  std::optional<SymbolicDimension> symbol_;
+  std::vector<int64_t> lengths_;  // LengthsToCheck; empty without a symbolic dimension
   std::vector<Node> nodes_;
   Names operands_;                                       // node by name
   std::vector<std::pair<std::string, size_t>> outputs_;  // name and node

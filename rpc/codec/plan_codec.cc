@@ -12,6 +12,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "program/collective_check.h"
+#include "program/graph/symbolic_program.h"
 #include "program/plan_check.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/enum_codec.h"
@@ -507,6 +508,32 @@ void Encode(const Program& from, v1::Program* to) {
   }
   to->mutable_outputs()->Add(from.outputs.begin(), from.outputs.end());
   EncodeUpdates(from.updates, to);
+  if (from.symbol.has_value()) Encode(*from.symbol, to->mutable_symbol());
+  for (const SymbolicExtent& extent : from.symbolic_extents) {
+    v1::SymbolicExtent* const added = to->add_symbolic_extents();
+    added->set_operand(extent.operand);
+    Encode(extent.extent, added->mutable_extent());
+  }
+}
+
+std::string ProgramBytes(const Program& program) {
+  v1::Program message;
+  Encode(program, &message);
+  return message.SerializeAsString();  // deterministic: the message has no maps
+}
+
+void Encode(const SymbolicDimension& from, v1::SymbolicDimension* to) {
+  to->set_name(from.name);
+  to->set_min(from.min);
+  to->set_max(from.max);
+  to->set_multiple(from.multiple);
+}
+
+SymbolicDimension Decode(const v1::SymbolicDimension& from) {
+  return {.name = from.name(),
+          .min = from.min(),
+          .max = from.max(),
+          .multiple = from.multiple() == 0 ? 1 : from.multiple()};
 }
 
 absl::StatusOr<Program> Decode(const v1::Program& from) {
@@ -548,6 +575,12 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
     program.outputs.push_back(from.outputs(i));
   }
   SHARDMESH_ASSIGN_OR_RETURN(program.updates, DecodeUpdates(from, known));
+  if (from.has_symbol()) program.symbol = Decode(from.symbol());
+  for (const v1::SymbolicExtent& extent : from.symbolic_extents()) {
+    program.symbolic_extents.push_back(
+        {.operand = extent.operand(), .extent = Decode(extent.extent())});
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckSymbolicProgram(program));
   return program;
 }
 

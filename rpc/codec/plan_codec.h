@@ -19,7 +19,15 @@ namespace shardmesh::rpc {
 void Encode(const Program& from, v1::Program* to);
 // Requires at most kMaxProgramSize operands, ops, outputs and updates. Ops may refer only to
 // earlier values. An update takes the result of an op; each operand and each value has one at most.
+// Also errors of CheckSymbolicProgram (program/graph/symbolic_program.h).
 absl::StatusOr<Program> Decode(const v1::Program& from);
+
+// Returns the bytes of the program's message: the same for equal programs of one build.
+std::string ProgramBytes(const Program& program);
+
+void Encode(const SymbolicDimension& from, v1::SymbolicDimension* to);
+// Checks nothing.
+SymbolicDimension Decode(const v1::SymbolicDimension& from);
 
 void Encode(const ProgramOp& from, v1::ProgramOp* to);
 // Values may have any numbers.

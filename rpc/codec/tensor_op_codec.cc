@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "google/protobuf/repeated_field.h"
+#include "program/graph/symbolic_program.h"
 #include "program/program.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/enum_codec.h"
@@ -55,6 +57,28 @@ absl::StatusOr<std::vector<ValueIndex>> DecodeInputs(const Repeated& from) {
 template <typename Repeated>
 void AddDimensions(absl::Span<const int64_t> from, Repeated* to) {
   for (const int64_t dimension : from) to->Add(static_cast<int32_t>(dimension));
+}
+
+using RepeatedNumbers = google::protobuf::RepeatedPtrField<v1::SymbolicNumber>;
+
+void AddNumbers(absl::Span<const SymbolicNumber> from, RepeatedNumbers* to) {
+  for (const SymbolicNumber& number : from) Encode(number, to->Add());
+}
+
+// Requires numbers that replace different entries of a list of `size` entries.
+absl::StatusOr<std::vector<SymbolicNumber>> DecodeNumbers(const RepeatedNumbers& from, size_t size,
+                                                          std::string_view field) {
+  std::vector<SymbolicNumber> numbers;
+  for (const v1::SymbolicNumber& number : from) numbers.push_back(Decode(number));
+  absl::Status error = CheckSymbolicNumbers(numbers, size);
+  if (!error.ok()) return WithField(std::move(error), field);
+  return numbers;
+}
+
+bool HasIndex(absl::Span<const SymbolicNumber> numbers, size_t index) {
+  return std::any_of(numbers.begin(), numbers.end(), [index](const SymbolicNumber& number) {
+    return number.index == static_cast<int64_t>(index);
+  });
 }
 
 // --- Each function below encodes or decodes one kind of op.
@@ -218,12 +242,16 @@ absl::StatusOr<TensorOp> DecodeFrom(const v1::TopKOp& from) {
 void EncodeTo(const ReshapeOp& from, v1::TensorOp* to) {
   to->mutable_reshape()->set_input(from.input);
   Encode(from.shape, to->mutable_reshape()->mutable_shape());
+  AddNumbers(from.symbolic_shape, to->mutable_reshape()->mutable_symbolic_shape());
 }
 
 absl::StatusOr<TensorOp> DecodeFrom(const v1::ReshapeOp& from) {
   absl::StatusOr<Shape> shape = DecodeShape(from.shape());
   if (!shape.ok()) return WithField(std::move(shape).status(), "shape");
-  return ReshapeOp{.input = from.input(), .shape = *std::move(shape)};
+  ReshapeOp op = {.input = from.input(), .shape = *std::move(shape)};
+  SHARDMESH_ASSIGN_OR_RETURN(
+      op.symbolic_shape, DecodeNumbers(from.symbolic_shape(), op.shape.size(), "symbolic_shape"));
+  return op;
 }
 
 void EncodeTo(const TransposeOp& from, v1::TensorOp* to) {
@@ -254,6 +282,8 @@ void EncodeTo(const SliceOp& from, v1::TensorOp* to) {
   slice->mutable_starts()->Add(from.starts.begin(), from.starts.end());
   slice->mutable_limits()->Add(from.limits.begin(), from.limits.end());
   slice->mutable_steps()->Add(from.steps.begin(), from.steps.end());
+  AddNumbers(from.symbolic_starts, slice->mutable_symbolic_starts());
+  AddNumbers(from.symbolic_limits, slice->mutable_symbolic_limits());
 }
 
 absl::StatusOr<TensorOp> DecodeFrom(const v1::SliceOp& from) {
@@ -269,12 +299,20 @@ absl::StatusOr<TensorOp> DecodeFrom(const v1::SliceOp& from) {
     return BadField("steps", StrCat(op.steps.size(), " steps and ", op.starts.size(),
                                     " starts; give one for each dimension, or none"));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      op.symbolic_starts,
+      DecodeNumbers(from.symbolic_starts(), op.starts.size(), "symbolic_starts"));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      op.symbolic_limits,
+      DecodeNumbers(from.symbolic_limits(), op.limits.size(), "symbolic_limits"));
   for (size_t dim = 0; dim < op.starts.size(); ++dim) {
-    if (op.starts[dim] < 0) {
+    const bool has_symbolic_start = HasIndex(op.symbolic_starts, dim);
+    if (op.starts[dim] < 0 && !has_symbolic_start) {
       return BadField(StrCat("starts[", dim, "]"),
                       StrCat("start ", op.starts[dim], " is negative"));
     }
-    if (op.limits[dim] < op.starts[dim]) {
+    if (op.limits[dim] < op.starts[dim] && !has_symbolic_start &&
+        !HasIndex(op.symbolic_limits, dim)) {
       return BadField(StrCat("limits[", dim, "]"),
                       StrCat("limit ", op.limits[dim], " is below the start ", op.starts[dim]));
     }
@@ -328,6 +366,18 @@ absl::StatusOr<TensorOp> DecodeFrom(const v1::ConstantOp& from) {
 }
 
 }  // namespace
+
+void Encode(const SymbolicNumber& from, v1::SymbolicNumber* to) {
+  to->set_index(static_cast<int32_t>(from.index));
+  to->set_factor(from.factor);
+  to->set_offset(from.offset);
+}
+
+SymbolicNumber Decode(const v1::SymbolicNumber& from) {
+  return {.index = from.index(),
+          .factor = from.has_factor() ? from.factor() : 1,
+          .offset = from.offset()};
+}
 
 v1::MapFunction Encode(MapFunction from) { return EncodeEnum<v1::MapFunction>(from); }
 

@@ -14,6 +14,10 @@ absl::StatusOr<MapFunction> Decode(v1::MapFunction from);
 v1::NormKind Encode(NormKind from);
 absl::StatusOr<NormKind> Decode(v1::NormKind from);
 
+void Encode(const SymbolicNumber& from, v1::SymbolicNumber* to);
+// Checks nothing: see CheckSymbolicNumbers (program/graph/symbolic_program.h).
+SymbolicNumber Decode(const v1::SymbolicNumber& from);
+
 void Encode(const TensorOp& from, v1::TensorOp* to);
 // Checks everything that does not depend on the inputs: counts, dimensions, numbers that must be
 // finite, and the size of a constant (LIMIT_EXCEEDED). The caller checks the indexes of values. The

@@ -300,10 +300,44 @@ void EncodeParts(v1::ExecuteResponse answer, v1::LinearResponse* to) {
   *to->mutable_timings() = std::move(*answer.mutable_timings());
 }
 
+namespace {
+
+void EncodeOutputs(const Plan& plan, google::protobuf::RepeatedPtrField<v1::PlannedOutput>* to) {
+  for (const ValueIndex output : plan.outputs) {
+    const ValueDescriptor& value = plan.values[output];
+    v1::PlannedOutput* const added = to->Add();
+    added->set_dtype(rpc::Encode(value.dtype));
+    added->mutable_shape()->Add(value.shape.begin(), value.shape.end());
+    rpc::Encode(value.spec, added->mutable_spec());
+  }
+}
+
+}  // namespace
+
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
-  to->set_plan_hash(prepared.hash);
+  to->set_plan_hash(prepared.symbolic != nullptr ? prepared.symbolic->hash : prepared.hash);
   EncodeInstructions(prepared.plan, to->mutable_instructions());
   rpc::Encode(prepared.plan.cost, to->mutable_cost());
+  EncodeOutputs(prepared.plan, to->mutable_outputs());
+}
+
+void EncodeRange(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* to) {
+  to->mutable_rank_peak_bytes()->Add(compiled.rank_peak_bytes.begin(),
+                                     compiled.rank_peak_bytes.end());
+  if (!compiled.lengths.has_value()) return;
+  to->set_length(compiled.lengths->longest);
+  const PreparedPlan& prepared = *compiled.lengths->at_shortest;
+  v1::LengthPlan* const shortest = to->mutable_shortest();
+  shortest->set_length(compiled.lengths->shortest);
+  shortest->set_peak_bytes(prepared.plan.cost.memory_bytes);
+  if (prepared.links.is_measured) {
+    rpc::Encode(absl::Seconds(prepared.forecast.exchange_seconds),
+                shortest->mutable_exchange_time());
+  }
+  if (prepared.kernels.is_measured) {
+    rpc::Encode(absl::Seconds(prepared.forecast.kernel_seconds), shortest->mutable_kernel_time());
+  }
+  EncodeOutputs(prepared.plan, shortest->mutable_outputs());
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include "program/plan_forecast.h"
 #include "server/steps/planner.h"
 #include "server/steps/step_call.h"
+#include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.pb.h"
 
 namespace shardmesh::server {
@@ -43,6 +44,8 @@ absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request);
 void EncodeParts(v1::ExecuteResponse answer, v1::LinearResponse* to);
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
+// Encodes the peaks of the ranks, and the range of a symbolic dimension.
+void EncodeRange(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* to);
 // Which times of a forecast come from measured rates. The response gets no other times.
 struct MeasuredRates {
   bool links = false;

@@ -195,6 +195,7 @@ class ComputeService final : public ComputeServiceBase {
   static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
     const PreparedPlan& prepared = *compiled.prepared;
     Encode(prepared, response);
+    EncodeRange(compiled, response);
     Encode(ForecastOf(prepared.plan, prepared.links, prepared.kernels),
            {.links = prepared.links.is_measured, .kernels = prepared.kernels.is_measured},
            response);

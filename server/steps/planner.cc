@@ -6,12 +6,14 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/escaping.h"
+#include "program/graph/symbolic_program.h"
 #include "program/kernel_time.h"
 #include "rpc/codec/plan_codec.h"
 #include "sharding/digest.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -42,6 +44,39 @@ int64_t SizeOf(const Program& program, absl::Span<const ValueDescriptor> operand
          static_cast<int64_t>(parts) * kPerPart;
 }
 
+const Program& ProgramOf(const Program& own, const PreparedPlan& prepared) {
+  return prepared.symbolic == nullptr ? own : prepared.symbolic->program;
+}
+
+// Returns the plan of a program for the operands, without its symbolic program.
+absl::StatusOr<std::shared_ptr<PreparedPlan>> MakePlan(const Program& program,
+                                                       absl::Span<const ValueDescriptor> operands,
+                                                       const PlanTarget& target) {
+  SHARDMESH_ASSIGN_OR_RETURN(Plan plan, PlanProgram(program, operands, target));
+  auto prepared = std::make_shared<PreparedPlan>();
+  prepared->bytes = rpc::PlanBytes(plan);
+  prepared->hash = Sha256(prepared->bytes);
+  prepared->plan = std::move(plan);
+  prepared->links = target.links;
+  prepared->kernels = target.kernels;
+  prepared->forecast = StepForecastOf(prepared->plan, target.links, target.kernels);
+  return prepared;
+}
+
+// Returns the program that is planned: that of the operands' length.
+absl::StatusOr<Program> ProgramFor(const Program& program,
+                                   absl::Span<const ValueDescriptor> operands) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t length, LengthOf(program, [&](ValueIndex operand) {
+                               return operand < operands.size() ? &operands[operand].shape
+                                                                : nullptr;
+                             }));
+  return ProgramAt(program, length);
+}
+
+std::string SymbolicHashOf(const Program& program) {
+  return Sha256(StrCat("program:", rpc::ProgramBytes(program)));
+}
+
 template <typename Key, typename Entry>
 void Erase(absl::flat_hash_map<Key, std::vector<Entry>>& from, const Key& key, Entry entry) {
   const auto found = from.find(key);
@@ -67,8 +102,9 @@ std::shared_ptr<const PreparedPlan> Planner::Known(size_t digest, const Program&
         entry->prepared->kernels.is_measured == target.kernels.is_measured &&
         AreAlike(entry->prepared->links, target.links) &&
         AreAlike(entry->prepared->kernels, target.kernels) &&
-        absl::MakeConstSpan(entry->operands) == operands && entry->program == program) {
-      return Use(entry);
+        absl::MakeConstSpan(entry->operands) == operands) {
+      const Program& own = ProgramOf(entry->program, *entry->prepared);
+      if (&own == &program || own == program) return Use(entry);
     }
   }
   return nullptr;
@@ -84,28 +120,37 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
       return known;
     }
   }
-  SHARDMESH_ASSIGN_OR_RETURN(Plan plan, PlanProgram(program, operands, target));
-  auto prepared = std::make_shared<PreparedPlan>();
-  prepared->bytes = rpc::PlanBytes(plan);
-  prepared->hash = Sha256(prepared->bytes);
-  prepared->plan = std::move(plan);
-  prepared->links = target.links;
-  prepared->kernels = target.kernels;
-  prepared->forecast = StepForecastOf(prepared->plan, target.links, target.kernels);
+  std::shared_ptr<PreparedPlan> prepared;
+  if (program.symbol.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Program at_length, ProgramFor(program, operands));
+    SHARDMESH_ASSIGN_OR_RETURN(prepared, MakePlan(at_length, operands, target));
+    std::string symbolic_hash = SymbolicHashOf(program);
+    prepared->symbolic = FindSymbolic(symbolic_hash);
+    if (prepared->symbolic == nullptr) {
+      prepared->symbolic = std::make_shared<const SymbolicProgram>(
+          SymbolicProgram{.program = program, .hash = std::move(symbolic_hash)});
+    }
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(prepared, MakePlan(program, operands, target));
+  }
 
   absl::MutexLock lock(&mutex_);
   if (auto known = Known(digest, program, operands, target); known != nullptr) {
     return known;  // another thread planned the same program meanwhile
   }
   const int64_t bytes = SizeOf(program, operands, *prepared);
-  auto entry = std::make_unique<const Entry>(Entry{.program = program,
-                                                   .operands = {operands.begin(), operands.end()},
-                                                   .prepared = prepared,
-                                                   .caller = std::string(caller),
-                                                   .digest = digest});
+  auto entry = std::make_unique<const Entry>(
+      Entry{.program = prepared->symbolic == nullptr ? program : Program(),
+            .operands = {operands.begin(), operands.end()},
+            .prepared = prepared,
+            .caller = std::string(caller),
+            .digest = digest});
   const Entry* const added = entry.get();
   by_question_[digest].push_back(added);
   by_hash_[prepared->hash].push_back(added);
+  if (prepared->symbolic != nullptr) {
+    by_symbolic_hash_[prepared->symbolic->hash].push_back(added);
+  }
   Plans::Forgotten none;
   callers_.try_emplace(added->caller, Plans::Limits{})
       .first->second.Add(added, std::move(entry), &none, static_cast<size_t>(bytes));
@@ -130,6 +175,12 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Find(std::string_vi
   return Use(found->second.back());
 }
 
+std::shared_ptr<const SymbolicProgram> Planner::FindSymbolic(std::string_view hash) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_symbolic_hash_.find(std::string(hash));
+  return found == by_symbolic_hash_.end() ? nullptr : found->second.back()->prepared->symbolic;
+}
+
 std::shared_ptr<const PreparedPlan> Planner::Use(const Entry* entry) {
   callers_.find(entry->caller)->second.Find(entry);
   std::vector<const Entry*>& same_plan = by_hash_.find(entry->prepared->hash)->second;
@@ -144,6 +195,9 @@ void Planner::ForgetOldestOf(Callers::iterator caller) {
   bytes_ += static_cast<int64_t>(plans.weight());
   Erase(by_question_, oldest->digest, oldest.get());
   Erase(by_hash_, oldest->prepared->hash, oldest.get());
+  if (const auto& symbolic = oldest->prepared->symbolic; symbolic != nullptr) {
+    Erase(by_symbolic_hash_, symbolic->hash, oldest.get());
+  }
   if (plans.size() == 0) callers_.erase(caller);
 }
 

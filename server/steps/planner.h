@@ -1,5 +1,6 @@
-// A cache of plans. A program is planned once for operands with the same layouts, on a mesh whose
-// links have about the same speed.
+// A cache of plans. A program is planned once for operands with the same shapes and layouts, on a
+// mesh whose links have about the same speed. A program with a symbolic dimension is so planned
+// once for each length; its hash finds it as long as one of these plans is cached.
 #ifndef SHARDMESH_SERVER_STEPS_PLANNER_H_
 #define SHARDMESH_SERVER_STEPS_PLANNER_H_
 
@@ -24,6 +25,12 @@
 
 namespace shardmesh::server {
 
+// A program with a symbolic dimension, and the hash that clients give instead of it.
+struct SymbolicProgram {
+  Program program;
+  std::string hash;  // SHA-256 of `program:` and the program's message
+};
+
 // A plan, its bytes in the form that workers get, and the SHA-256 of the bytes, which identifies
 // the plan.
 struct PreparedPlan {
@@ -34,6 +41,9 @@ struct PreparedPlan {
   LinkCost links = {};
   KernelRates kernels = {};
   StepForecast forecast = {};  // of one run, with these figures
+  // The program of which this is the plan for one length; null: the program has no symbolic
+  // dimension.
+  std::shared_ptr<const SymbolicProgram> symbolic = nullptr;
 };
 
 struct PlannerOptions {
@@ -55,7 +65,9 @@ class Planner {
   // the defaults. Small differences between
   // measurements therefore never change the algorithm of a call. `target.preferred` must be the
   // same in all calls. A new plan counts against `caller` (rpc::Caller::name); all callers can
-  // reuse it. Errors: those of PlanProgram.
+  // reuse it. Errors: those of PlanProgram. If the program has a symbolic dimension, the plan is
+  // that for the length of the operands; errors also those of LengthOf
+  // (program/graph/symbolic_program.h).
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
       const PlanTarget& target);
@@ -65,11 +77,15 @@ class Planner {
   // send the program again.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Find(std::string_view hash);
 
+  // Returns the program with a symbolic dimension that has this hash; null if no plan of it is
+  // cached.
+  std::shared_ptr<const SymbolicProgram> FindSymbolic(std::string_view hash) const;
+
   int64_t size_bytes() const;
 
  private:
   struct Entry {
-    Program program;
+    Program program;  // empty if `prepared->symbolic` is set, which has it then
     std::vector<ValueDescriptor> operands;
     std::shared_ptr<const PreparedPlan> prepared;
     std::string caller;
@@ -99,6 +115,8 @@ class Planner {
   // hash that was added or used last stands last.
   absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::vector<const Entry*>> by_hash_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::vector<const Entry*>> by_symbolic_hash_
+      ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

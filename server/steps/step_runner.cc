@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "process/failpoint.h"
+#include "program/graph/symbolic_program.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/state/array_selection.h"
@@ -17,6 +18,8 @@
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"
 #include "server/steps/step_room.h"
+#include "sharding/correction.h"
+#include "sharding/shape.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -88,6 +91,33 @@ std::vector<ValueDescriptor> DescriptionsOf(const std::vector<FoundOperand>& ope
     described.push_back(operand.described);
   }
   return described;
+}
+
+// Returns the operands as they would be at another length: with the spec to which a put corrects
+// theirs, and with equal parts along the symbolic dimensions.
+absl::StatusOr<std::vector<FoundOperand>> OperandsAt(const Program& program,
+                                                     const FoundOperands& found, int64_t length) {
+  std::vector<FoundOperand> operands = found.operands;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    ValueDescriptor& described = operands[i].described;
+    const std::vector<SymbolicNumber> extents = ExtentsOf(program, static_cast<ValueIndex>(i));
+    if (extents.empty()) continue;
+    described.shape = ShapeAt(std::move(described.shape), extents, length);
+    if (absl::Status error = CheckShape(described.shape); !error.ok()) {
+      return rpc::WithField(WithContext(error, StrCat("at ", program.symbol->name, " ", length)),
+                            "operands", i);
+    }
+    for (const SymbolicNumber& extent : extents) {
+      const auto dimension = static_cast<size_t>(extent.index);
+      if (dimension < described.cut_points.size()) described.cut_points[dimension].clear();
+    }
+    described.cut_points = WithoutEqualParts(std::move(described.cut_points));
+    const PartSizes sizes = described.cut_points.empty() ? PartSizes::kEqual : PartSizes::kAny;
+    SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected,
+                               Correct(described.spec, described.shape, found.target.mesh, sizes));
+    described.spec = std::move(corrected.effective);
+  }
+  return operands;
 }
 
 // Sets the step's time limits. They end before the client's own deadline, so that the client still
@@ -182,7 +212,42 @@ bool StepRunner::PlansLong(const Program& program, const StepOperands& operands)
 bool StepRunner::PlansLong(const StepCall& call) const {
   if (call.layer.has_value()) return true;
   const auto* const program = std::get_if<Program>(&call.work);
-  return program != nullptr && PlansLong(*program, call.operands);
+  if (program != nullptr) return PlansLong(*program, call.operands);
+  const std::shared_ptr<const SymbolicProgram> symbolic = SymbolicOf(call);
+  return symbolic != nullptr && PlansLong(symbolic->program, call.operands);
+}
+
+std::shared_ptr<const SymbolicProgram> StepRunner::SymbolicOf(const StepCall& call) const {
+  const auto* const hash = std::get_if<PlanHash>(&call.work);
+  if (hash == nullptr) return nullptr;
+  if (const auto kept = call.kept_plan == nullptr ? nullptr : call.kept_plan->get();
+      kept != nullptr && kept->symbolic != nullptr && kept->symbolic->hash == hash->bytes) {
+    return kept->symbolic;
+  }
+  return parts_.planner->FindSymbolic(hash->bytes);
+}
+
+absl::Status StepRunner::CompileLengths(const rpc::Caller& caller, const Program& program,
+                                        const FoundOperands& found, CompiledPlan* compiled) const {
+  const auto shape_of = [&](ValueIndex operand) {
+    return operand < found.operands.size() ? &found.operands[operand].described.shape : nullptr;
+  };
+  SHARDMESH_RETURN_IF_ERROR(LengthOf(program, shape_of).status());
+  CompiledPlan::Lengths lengths = {.longest = program.symbol->max, .shortest = program.symbol->min};
+  const auto at = [&](int64_t length, std::vector<FoundOperand>* operands)
+      -> absl::StatusOr<std::shared_ptr<const PreparedPlan>> {
+    SHARDMESH_ASSIGN_OR_RETURN(*operands, OperandsAt(program, found, length));
+    auto prepared = Prepare(caller, program, *operands, found.target);
+    if (prepared.ok()) return prepared;
+    return WithContext(prepared.status(), StrCat("at ", program.symbol->name, " ", length));
+  };
+  std::vector<FoundOperand> operands;
+  SHARDMESH_ASSIGN_OR_RETURN(lengths.at_shortest, at(lengths.shortest, &operands));
+  SHARDMESH_ASSIGN_OR_RETURN(compiled->prepared, at(lengths.longest, &operands));
+  compiled->lengths = std::move(lengths);
+  return WithContext(CheckStepRoom(compiled->prepared->plan, operands, *parts_.membership->view(),
+                                   *parts_.registry),
+                     StrCat("at ", program.symbol->name, " ", program.symbol->max));
 }
 
 absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
@@ -195,9 +260,21 @@ absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& 
         program, ProgramOfLayer(*layer, DescriptionsOf(found.operands), found.target.mesh));
   }
   CompiledPlan compiled;
-  SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
-                             Prepare(caller, program, found.operands, found.target));
+  if (program.symbol.has_value()) {
+    if (candidates > 0) {
+      return rpc::BadField("candidates",
+                           "are asked for a program with a symbolic dimension; give the program "
+                           "of one length");
+    }
+    SHARDMESH_RETURN_IF_ERROR(CompileLengths(caller, program, found, &compiled));
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
+                               Prepare(caller, program, found.operands, found.target));
+  }
   const Plan& plan = compiled.prepared->plan;
+  if (plan.mesh.size() <= kMostRankPeaks) {
+    compiled.rank_peak_bytes = NeedOfStep(plan, found.operands, plan.cost.memory_bytes);
+  }
   if (parts_.endpoints->CheckReady(plan.mesh_id).ok()) {
     SHARDMESH_RETURN_IF_ERROR(CheckWorkersRun(plan, *parts_.membership->view()));
   }
@@ -228,6 +305,9 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
     return rpc::BadField("output.layouts",
                          "are given with a plan, which has its own; compile a program that ends "
                          "with a reshard");
+  }
+  if (const auto symbolic = SymbolicOf(call); symbolic != nullptr) {
+    return Prepare(call.caller, symbolic->program, found.operands, found.target);
   }
   const std::string& hash = std::get<PlanHash>(call.work).bytes;
   std::shared_ptr<const PreparedPlan> prepared =

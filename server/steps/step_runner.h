@@ -81,7 +81,17 @@ class StepRunner {
     // The plans that were compared for a program of one product, the fastest first. Their times are
     // predicted from the figures of `prepared`, so the first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
+    std::vector<int64_t> rank_peak_bytes = {};  // empty for more than kMostRankPeaks ranks
+    // The lengths of a program with a symbolic dimension. `prepared` is the plan for the longest.
+    struct Lengths {
+      int64_t longest = 0;
+      int64_t shortest = 0;
+      std::shared_ptr<const PreparedPlan> at_shortest = nullptr;
+    };
+    std::optional<Lengths> lengths = std::nullopt;
   };
+  static constexpr int64_t kMostRankPeaks = 4096;
+
   // Returns whether planning may take longer than some tens of milliseconds, by the program's ops
   // and the mesh's devices. Such a program is not to be planned in a reaction (gRPC callback).
   bool PlansLong(const Program& program, const StepOperands& operands) const;
@@ -93,6 +103,8 @@ class StepRunner {
   // workers.
   // With `layer`, plans its program for the operands, and `program` has no effect; errors also
   // those of ProgramOfLayer.
+  // A program with a symbolic dimension is planned for its longest and its shortest length; errors
+  // also those of LengthOf for the operands, and of CheckStepRoom for the longest one.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, Program program,
                                        StepOperands operands, size_t candidates,
                                        const LayerCall* layer = nullptr) const;
@@ -127,8 +139,14 @@ class StepRunner {
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
       const PlanTarget& target) const;
+  // Sets the plan of the longest length, and `lengths`.
+  absl::Status CompileLengths(const rpc::Caller& caller, const Program& program,
+                              const FoundOperands& found, CompiledPlan* compiled) const;
+  // Returns the program with a symbolic dimension that the hash names; null: it names none.
+  std::shared_ptr<const SymbolicProgram> SymbolicOf(const StepCall& call) const;
   // Returns the plan of the call's program. If the call names a plan by its hash, returns the plan
-  // with this hash; an error if that plan does not suit the operands.
+  // with this hash; an error if that plan does not suit the operands. If the hash is that of a
+  // program with a symbolic dimension, returns its plan for the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
   // Does all work that precedes the submission of the step to the sequencer. Fills in the fields of

@@ -147,7 +147,7 @@ class StepStreams::Stream final
         return rpc::BadField("step.work",
                              "is not set, and no request before it had a program that was planned");
       }
-      step.set_plan_hash(before->hash);
+      step.set_plan_hash(before->symbolic != nullptr ? before->symbolic->hash : before->hash);
     }
     {
       absl::MutexLock lock(&mutex_);

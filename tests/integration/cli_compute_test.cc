@@ -281,6 +281,24 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
   EXPECT_EQ(answer["outputs"][1]["output"], "product");
   EXPECT_EQ(answer["outputs"][1]["shape"], json({4, 6}));
   EXPECT_TRUE(answer.contains("total_s"));
+
+  // The same file for any number of rows.
+  const std::string any = WriteFile(Path("any.txtpb"), R"(
+      symbol { name: "rows" min: 1 max: 64 }
+      operands { name: "x" dtype: DTYPE_F32 shape: [0, 8] symbolic_shape { index: 0 } }
+      ops { tensor { slice { input: 0 starts: [0, 0] limits: [0, 8]
+                             symbolic_starts { index: 0 offset: -1 }
+                             symbolic_limits { index: 0 } } } }
+      outputs { name: "last" value: 1 })");
+  const CommandResult last = cluster_->Run(
+      {"run", any, "--operand", "x=layer/w", "--out", "last=" + Path("last.npy"), "--verify"});
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_THAT(last.out, HasSubstr("The graph takes rows from 1 to 64\n"));
+  const CommandResult range =
+      cluster_->Run({"run", any, "--operand", "x=" + Path("a.npy"), "--plan-only"});
+  ASSERT_EQ(range.exit_code, 0) << range.err;
+  EXPECT_THAT(range.out, AllOf(HasSubstr("rows from 1 to 64; above for 64"),
+                               HasSubstr("For 1: values take at most")));
 }
 
 TEST_F(ClusterCommandTest, VerifiesAndTracesSteps) {

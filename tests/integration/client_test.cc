@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "program/collective_choice.h"
+#include "program/graph/graph.h"
+#include "program/graph/graph_builder.h"
 #include "rpc/contract.h"
 #include "sharding/mesh_definition.h"
 #include "sharding/rules/rule_set.h"
@@ -144,6 +146,126 @@ TEST_F(ClientTest, ReadingDoesNotEndWhatTheSessionKeeps) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(client().arrays().Gather(client::ArraySelector::ById(unnamed)), IsOk());
   }
+}
+
+// The last `seq` rows of a table, x times a weight, and what a reshape and a constant make of them.
+Graph GraphOfAnyLength() {
+  GraphBuilder builder;
+  const GraphExtent seq = builder.Symbol("seq", 1, 16);
+  const GraphValue x = builder.Parameter("x", Dtype::kF32, {seq, 4});
+  const GraphValue bias = builder.Parameter("bias", Dtype::kF32, {seq});
+  const GraphValue weight = builder.Parameter("weight", Dtype::kF32, {6, 4});
+  const GraphValue table = builder.Parameter("table", Dtype::kF32, {16, 6});
+  const GraphValue rows = builder.Slice(table, 0, 16 - seq, 16);
+  const GraphValue sum = builder.Add(builder.Linear(x, weight), rows);
+  const GraphValue biased = builder.Add(sum, builder.Reshape(bias, {-1, 1}));
+  const std::vector<float> two = {1, 2};
+  builder.Output("biased", biased);
+  builder.Output("joined", builder.Concatenate({builder.Reshape(biased, {3 * seq, 2}),
+                                                builder.Reshape(builder.Vector(two), {1, 2})},
+                                               0));
+  builder.Output("last", builder.Slice(biased, 0, seq - 1, seq));
+  return builder.Build().value();
+}
+
+TEST_F(ClientTest, OneHandleServesAllLengths) {
+  const Graph graph = GraphOfAnyLength();
+  const auto numbers = [](int64_t count, float first) {
+    std::vector<float> values(static_cast<size_t>(count));
+    std::iota(values.begin(), values.end(), first);
+    for (float& value : values) value = 1 / value;
+    return values;
+  };
+  ASSERT_THAT(
+      PutFloats(client(), "weight", {6, 4}, numbers(24, 1), PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  ASSERT_THAT(PutFloats(client(), "table", {16, 6}, numbers(96, 2), PartitionSpec()), IsOk());
+  const std::vector<int64_t> lengths = {1, 6, 16};
+  for (const int64_t length : {int64_t{1}, int64_t{6}, int64_t{16}, int64_t{17}}) {
+    ASSERT_THAT(
+        PutFloats(client(), StrCat("x", length), {length, 4}, numbers(4 * length, 3),
+                  length % 2 == 0 ? PartitionSpec({SpecEntry::Axis("tp")}) : PartitionSpec()),
+        IsOk());
+    ASSERT_THAT(
+        PutFloats(client(), StrCat("bias", length), {length}, numbers(length, 4), PartitionSpec()),
+        IsOk());
+  }
+  const auto operands = [](int64_t x, int64_t bias) -> std::vector<client::Operand> {
+    return {client::ArraySelector::ByName(StrCat("x", x)),
+            client::ArraySelector::ByName(StrCat("bias", bias)),
+            client::ArraySelector::ByName("weight"), client::ArraySelector::ByName("table")};
+  };
+  client::ComputeClient& compute = client().compute();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::CompiledProgram compiled,
+                                 compute.Compile(graph.program, operands(6, 6)));
+  ASSERT_EQ(compiled.outputs.size(), 3u);
+  EXPECT_EQ(compiled.outputs[0].type, (TensorType{Dtype::kF32, {16, 6}}));
+  EXPECT_EQ(compiled.outputs[1].type, (TensorType{Dtype::kF32, {49, 2}}));
+  ASSERT_TRUE(compiled.shortest.has_value());
+  EXPECT_EQ(compiled.shortest->length, 1);
+  EXPECT_EQ(compiled.shortest->outputs[1].type, (TensorType{Dtype::kF32, {4, 2}}));
+  EXPECT_LT(compiled.shortest->peak_bytes, compiled.peak_bytes);
+  EXPECT_FALSE(compiled.rank_peak_bytes.empty());
+
+  std::vector<std::vector<std::string>> expected;  // bytes of the outputs, by length
+  const auto bytes_of = [](const client::StepResult& result) {
+    std::vector<std::string> bytes;
+    for (const client::StepOutput& output : result.outputs) bytes.push_back(output.literal->bytes);
+    return bytes;
+  };
+  const client::OutputOptions literals = {.return_literals = true};
+  for (const int64_t length : lengths) {
+    SCOPED_TRACE(length);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Graph plain, GraphAt(graph, length));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::CompiledProgram own,
+                                   compute.Compile(plain.program, operands(length, length)));
+    EXPECT_FALSE(own.shortest.has_value());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult alone,
+                                   compute.Execute(own.Call(operands(length, length), literals)));
+    expected.push_back(bytes_of(alone));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::StepResult result,
+        compute.Execute(compiled.Call(operands(length, length), literals)));
+    EXPECT_EQ(bytes_of(result), expected.back());
+    EXPECT_EQ(result.outputs[2].array.descriptor.shape, (Shape{1, 6}));
+  }
+
+  // The same by a stream; the second half does not name the program.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, compute.OpenStream());
+  for (size_t i = 0; i < 2 * lengths.size(); ++i) {
+    const int64_t length = lengths[i % lengths.size()];
+    client::ExecuteCall call = compiled.Call(operands(length, length), literals);
+    if (i >= lengths.size()) call.work = "";
+    EXPECT_THAT(stream->Send(call), IsOk());
+  }
+  stream->EndSends();
+  for (size_t i = 0; i < 2 * lengths.size(); ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StreamedStep step, stream->Next());
+    ASSERT_THAT(step.result, IsOk());
+    EXPECT_EQ(bytes_of(*step.result),
+              expected[static_cast<size_t>(step.number - 1) % lengths.size()]);
+  }
+
+  EXPECT_THAT(compute.Execute(compiled.Call(operands(17, 17))),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                       ::testing::HasSubstr("seq is 17; the program is for seq from 1 to 16")));
+  EXPECT_THAT(compute.Execute(compiled.Call(operands(6, 16))),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                       ::testing::HasSubstr("so seq would be 16; by dimension 0 of operand 0 it "
+                                            "is 6")));
+  EXPECT_THAT(compute.Compile(graph.program, operands(17, 17)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+}
+
+TEST_F(ClientTest, AProgramThatDoesNotFitAtItsLongestLengthIsRefusedWhenItIsCompiled) {
+  GraphBuilder builder;
+  const GraphExtent n = builder.Symbol("n", 1, int64_t{1} << 38);
+  builder.Output("y", builder.Exp(builder.Parameter("x", Dtype::kF32, {n})));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Graph graph, builder.Build());
+  ASSERT_THAT(Put("x"), IsOk());
+  EXPECT_THAT(client().compute().Compile(graph.program, {client::ArraySelector::ByName("x")}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit,
+                       ::testing::HasSubstr("at n 274877906944: the step lacks memory")));
 }
 
 TEST_F(ClientTest, KeepsTreesAndAnswersQuestionsThatNameThem) {

@@ -17,10 +17,12 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
+#include "client/mesh_client.h"
 #include "client/remote/graph_codec.h"
 #include "client/types/graph_bindings.h"
 #include "process/file.h"
 #include "program/graph/graph.h"
+#include "program/graph/symbolic_program.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -150,6 +152,7 @@ Json RunJson(const Graph& graph, const StepResult& result, const RunTexts& texts
     outputs.push_back(std::move(output));
   }
   Json json = {{"outputs", std::move(outputs)}, {"sequence", result.sequence}};
+  if (graph.program.symbol.has_value()) json["symbol"] = SymbolJson(*graph.program.symbol);
   json.update(TimingsJson(result.timings));
   return json;
 }
@@ -165,10 +168,27 @@ void PrintRun(const Graph& graph, const StepResult& result, const RunTexts& text
                   FormatSpec(array.spec), kept.empty() ? "-" : kept, file.empty() ? "-" : file});
   }
   if (!result.outputs.empty()) table.Print();
+  if (graph.program.symbol.has_value()) {
+    std::cout << "The graph takes " << SymbolicDimensionText(*graph.program.symbol) << "\n";
+  }
   for (const StateUpdate& update : graph.program.updates) {
     std::cout << "Updated " << graph.operands[update.operand].name << "\n";
   }
   PrintTimings(result);
+}
+
+absl::Status ShowGraphPlan(const Invocation& invocation, MeshClient* client, const Graph& graph,
+                           const ExecuteCall& call) {
+  SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan,
+                             client->compute().Compile(graph.program, call.operands, call.mesh_id));
+  if (invocation.json) {
+    invocation.Print(PlanJson(plan));
+    return absl::OkStatus();
+  }
+  PrintPlan(plan);
+  PrintPlanTimes(plan);
+  PrintRange(plan);
+  return absl::OkStatus();
 }
 
 absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
@@ -192,18 +212,7 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
   }
   bindings.output_names.insert(texts.names.begin(), texts.names.end());
   SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, bindings));
-  if (flags.plan_only) {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const CompiledProgram plan,
-        client->compute().Compile(graph.program, call.operands, flags.mesh_id));
-    if (invocation.json) {
-      invocation.Print(PlanJson(plan));
-    } else {
-      PrintPlan(plan);
-      PrintPlanTimes(plan);
-    }
-    return absl::OkStatus();
-  }
+  if (flags.plan_only) return ShowGraphPlan(invocation, client.get(), graph, call);
   for (const auto& [output, path] : texts.files) {
     // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());

@@ -17,6 +17,7 @@
 #include "client/inspect/trace_events.h"
 #include "process/file.h"
 #include "program/flight_record.h"
+#include "program/graph/symbolic_program.h"
 #include "program/program.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -33,6 +34,24 @@ Json PredictionJson(const StepPrediction& predicted) {
   if (predicted.collective.has_value()) json["collective_s"] = Seconds(*predicted.collective);
   if (predicted.overhead.has_value()) json["overhead_s"] = Seconds(*predicted.overhead);
   if (predicted.sent_bytes.has_value()) json["sent_bytes"] = *predicted.sent_bytes;
+  return json;
+}
+
+Json TimeJson(const std::optional<absl::Duration>& time) {
+  return time.has_value() ? Json(Seconds(*time)) : Json();
+}
+
+std::string TimeText(const std::optional<absl::Duration>& time) {
+  return time.has_value() ? FormatTime(*time) : std::string("not measured yet");
+}
+
+Json OutputsJson(const std::vector<PlannedOutput>& outputs) {
+  Json json = Json::array();
+  for (const PlannedOutput& output : outputs) {
+    json.push_back({{"dtype", std::string(DtypeName(output.type.dtype))},
+                    {"shape", ShapeJson(output.type.shape)},
+                    {"spec", SpecJson(output.spec)}});
+  }
   return json;
 }
 
@@ -202,10 +221,14 @@ absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) con
   return absl::OkStatus();
 }
 
+Json SymbolJson(const SymbolicDimension& symbol) {
+  return {{"name", symbol.name},
+          {"min", symbol.min},
+          {"max", symbol.max},
+          {"multiple", symbol.multiple}};
+}
+
 Json PlanJson(const CompiledProgram& plan) {
-  const auto time_json = [](const std::optional<absl::Duration>& time) {
-    return time.has_value() ? Json(Seconds(*time)) : Json();
-  };
   Json instructions = Json::array();
   for (const PlannedInstruction& planned : plan.instructions) {
     Json instruction = {{"label", planned.label},
@@ -223,7 +246,7 @@ Json PlanJson(const CompiledProgram& plan) {
     traffic.push_back({{"axes", along.axes},
                        {"collectives", along.collectives},
                        {"sent_bytes", along.sent_bytes},
-                       {"exchange_s", time_json(along.exchange_time)}});
+                       {"exchange_s", TimeJson(along.exchange_time)}});
   }
   Json links;
   if (plan.links.has_value()) {
@@ -242,8 +265,18 @@ Json PlanJson(const CompiledProgram& plan) {
                {"traffic", std::move(traffic)},
                {"links", std::move(links)},
                {"peak_bytes", plan.peak_bytes},
-               {"exchange_s", time_json(plan.exchange_time)},
-               {"kernel_s", time_json(plan.kernel_time)}};
+               {"rank_peak_bytes", plan.rank_peak_bytes},
+               {"outputs", OutputsJson(plan.outputs)},
+               {"exchange_s", TimeJson(plan.exchange_time)},
+               {"kernel_s", TimeJson(plan.kernel_time)}};
+  if (plan.shortest.has_value()) {
+    json["symbol"] = SymbolJson(*plan.program->symbol);
+    json["shortest"] = {{"length", plan.shortest->length},
+                        {"peak_bytes", plan.shortest->peak_bytes},
+                        {"outputs", OutputsJson(plan.shortest->outputs)},
+                        {"exchange_s", TimeJson(plan.shortest->exchange_time)},
+                        {"kernel_s", TimeJson(plan.shortest->kernel_time)}};
+  }
   for (const CandidatePlan& candidate : plan.candidates) {
     std::vector<std::string> labels;
     for (const PlannedInstruction& planned : candidate.instructions) {
@@ -341,11 +374,19 @@ void PrintPlan(const CompiledProgram& plan) {
 }
 
 void PrintPlanTimes(const CompiledProgram& plan) {
-  const auto text = [](const std::optional<absl::Duration>& time) {
-    return time.has_value() ? FormatTime(*time) : std::string("not measured yet");
-  };
-  std::cout << "Predicted: kernels " << text(plan.kernel_time) << ", exchanges "
-            << text(plan.exchange_time) << "\n";
+  std::cout << "Predicted: kernels " << TimeText(plan.kernel_time) << ", exchanges "
+            << TimeText(plan.exchange_time) << "\n";
+}
+
+void PrintRange(const CompiledProgram& plan) {
+  if (!plan.shortest.has_value()) return;
+  const SymbolicDimension& symbol = *plan.program->symbol;
+  std::cout << "One plan for each length, " << SymbolicDimensionText(symbol) << "; above for "
+            << symbol.max << "\n";
+  std::cout << "For " << plan.shortest->length << ": values take at most "
+            << FormatBytes(plan.shortest->peak_bytes) << ", kernels "
+            << TimeText(plan.shortest->kernel_time) << ", exchanges "
+            << TimeText(plan.shortest->exchange_time) << "\n";
 }
 
 Json TimingsJson(const StepTimings& timings) {

@@ -77,6 +77,11 @@ Json PlanJson(const CompiledProgram& plan);
 void PrintPlan(const CompiledProgram& plan);
 // Prints the predicted times, as far as the workers measured the rates.
 void PrintPlanTimes(const CompiledProgram& plan);
+// Prints the symbolic dimension of the program, if it has one, and the figures of its shortest
+// length.
+void PrintRange(const CompiledProgram& plan);
+// Returns name and range as an object.
+Json SymbolJson(const SymbolicDimension& symbol);
 // Prints the plans that the planner compared, and the instructions of each.
 void PrintCandidates(const CompiledProgram& plan);
 

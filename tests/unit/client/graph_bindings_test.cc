@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -91,6 +93,51 @@ TEST(GraphBindingsTest, RefusesLiteralsThatDoNotFit) {
   EXPECT_THAT(BindGraph(SmallGraph(), state),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField,
                        HasSubstr("\"cache\" is state")));
+}
+
+TEST(GraphBindingsTest, LiteralsOfASymbolicDimensionHaveOneLength) {
+  GraphBuilder builder;
+  const GraphExtent n = builder.Symbol("n", 1, 4);
+  const GraphValue a = builder.Parameter("a", Dtype::kF32, {n});
+  const GraphValue b = builder.Parameter("b", Dtype::kF32, {n, 2});
+  builder.Output("y", builder.Add(builder.Reshape(a, {n, 1}), b));
+  const Graph graph = builder.Build().value();
+  const auto bind = [&](int64_t first, int64_t second) {
+    GraphBindings bindings;
+    const auto zeros = [](int64_t count) {
+      return std::string(static_cast<size_t>(count) * sizeof(float), '\0');
+    };
+    bindings.operands.emplace("a", Literal{Dtype::kF32, {first}, zeros(first)});
+    bindings.operands.emplace("b", Literal{Dtype::kF32, {second, 2}, zeros(2 * second)});
+    return BindGraph(graph, bindings);
+  };
+  EXPECT_THAT(bind(1, 1), IsOk());
+  EXPECT_THAT(bind(4, 4), IsOk());
+  EXPECT_THAT(bind(2, 3), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                                   HasSubstr("dimension 0 of operand \"b\" is 3, so n would be 3; "
+                                             "by dimension 0 of operand \"a\" it is 2")));
+  EXPECT_THAT(bind(5, 5), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                                   HasSubstr("n is 5; the program is for n from 1 to 4")));
+  EXPECT_THAT(BindGraph(graph, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument,
+                       HasSubstr("\"b\" F32 (n, 2)")));
+}
+
+TEST(GraphBindingsTest, CallsByAHandleHaveNoProgram) {
+  const Graph graph = SmallGraph();
+  CompiledProgram compiled;
+  compiled.plan_hash = std::string(32, 'h');
+  compiled.program = std::make_shared<const Program>(graph.program);
+  GraphBindings bindings;
+  bindings.array_prefix = "";
+  const auto call = BindGraph(graph, compiled, bindings);
+  ASSERT_THAT(call, IsOk());
+  EXPECT_EQ(std::get<std::string>(call->work), compiled.plan_hash);
+  EXPECT_EQ(call->program, compiled.program);
+  EXPECT_EQ(call->operands.size(), 3u);
+  bindings.output_specs.emplace("y", PartitionSpec());
+  EXPECT_THAT(BindGraph(graph, compiled, bindings),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST(GraphBindingsTest, FindsOutputs) {

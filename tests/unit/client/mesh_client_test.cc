@@ -878,6 +878,82 @@ TEST_F(MeshClientTest, AStepOfACoordinatorOfAnOlderBuildHasNoPrediction) {
   EXPECT_FALSE(result.timings.predicted.has_value());
 }
 
+// y = -x
+Program Negation() {
+  return {.operand_count = 1,
+          .ops = {TensorOp(MapOp{.function = MapFunction::kNegate, .inputs = {0}})},
+          .outputs = {1}};
+}
+
+TEST_F(MeshClientTest, StepsByAHandleSendTheProgramOnlyWhenThePlanIsGone) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  EXPECT_EQ(coordinator_->programs_sent(), 1);
+  EXPECT_THAT(client_->compute().Execute(compiled.Call({x})), IsOk());
+  EXPECT_EQ(coordinator_->programs_sent(), 1);
+  coordinator_->ForgetPlans();
+  // Another client has not compiled the program: the handle has it.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other, MeshClient::Connect(coordinator_->address()));
+  EXPECT_THAT(other->compute().Execute(compiled.Call({x})), IsOk());
+  EXPECT_EQ(coordinator_->programs_sent(), 2);
+  EXPECT_THAT(client_->compute().Execute(compiled.Call({x})), IsOk());
+  EXPECT_EQ(coordinator_->programs_sent(), 2) << "the coordinator has the plan again";
+  coordinator_->ForgetPlans();
+  EXPECT_THAT(client_->compute().Execute({.work = std::string(32, 'u'), .operands = {x}}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound))
+      << "nobody knows the program";
+}
+
+TEST_F(MeshClientTest, AStreamSendsItsStepsAgainIfThePlanOfTheFirstIsGone) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  coordinator_->ForgetPlans();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+  for (int64_t i = 1; i <= 3; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+    EXPECT_EQ(step.number, i);
+    EXPECT_THAT(step.result, IsOk());
+  }
+  EXPECT_EQ(coordinator_->programs_sent(), 2) << "by Compile, and by the first step";
+  EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+  stream->EndSends();
+  for (int64_t i = 4; i <= 6; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+    EXPECT_EQ(step.number, i);
+    EXPECT_THAT(step.result, IsOk());
+  }
+  EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
+}
+
+TEST_F(MeshClientTest, AStreamThatHasEndedItsSendsSendsThemAgain) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  coordinator_->ForgetPlans();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+  EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+  stream->EndSends();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+  EXPECT_THAT(step.result, IsOk());
+  EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
+}
+
+TEST_F(MeshClientTest, AStreamThatGoesOnAfterErrorsSendsNothingAgain) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  coordinator_->ForgetPlans();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream,
+                                 client_->compute().OpenStream(/*continue_after_errors=*/true));
+  EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+  EXPECT_THAT(step.result, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(coordinator_->programs_sent(), 1);
+}
+
 TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {
   const absl::Status late =
       client_->cluster().GetVersion({.timeout = absl::Nanoseconds(1)}).status();

@@ -13,6 +13,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -431,9 +432,43 @@ class SmallCoordinator::Compute final : public v1::ComputeService::Service {
   // Answers as a coordinator of an older build, which predicts nothing.
   grpc::Status Execute(grpc::ServerContext* context, const v1::ExecuteRequest* request,
                        v1::ExecuteResponse* response) override {
+    if (const absl::Status error = Find(*request); !error.ok()) return rpc::ToGrpc(error);
     response->set_sequence(1);
     response->mutable_timings()->set_sent_bytes(12);
     return Run();
+  }
+  // The hash of a program is its first output, written 32 times. Knows all programs that it was
+  // asked to compile or to execute, until ForgetPlans.
+  grpc::Status Compile(grpc::ServerContext* context, const v1::CompileRequest* request,
+                       v1::CompileResponse* response) override {
+    absl::MutexLock lock(&owner_.mutex_);
+    response->set_plan_hash(Know(request->program()));
+    if (request->program().has_symbol()) {
+      response->set_length(request->program().symbol().max());
+      response->mutable_shortest()->set_length(request->program().symbol().min());
+    }
+    return grpc::Status::OK;
+  }
+  // Ends a step before it reads the next one.
+  grpc::Status ExecuteStream(grpc::ServerContext* context,
+                             grpc::ServerReaderWriter<v1::ExecuteStreamResponse,
+                                                      v1::ExecuteStreamRequest>* stream) override {
+    v1::ExecuteStreamRequest request;
+    bool has_failed = false;
+    for (int64_t number = 1; stream->Read(&request); ++number) {
+      v1::ExecuteStreamResponse response;
+      response.set_number(number);
+      absl::Status error =
+          has_failed ? absl::AbortedError("an earlier step has failed") : Find(request.step());
+      has_failed = has_failed || !error.ok();
+      if (error.ok()) {
+        response.mutable_response()->set_sequence(number);
+      } else {
+        rpc::Encode(error, response.mutable_error());
+      }
+      if (!stream->Write(response)) break;
+    }
+    return grpc::Status::OK;
   }
   grpc::Status Matmul(grpc::ServerContext* context, const v1::MatmulRequest* request,
                       v1::MatmulResponse* response) override {
@@ -445,6 +480,28 @@ class SmallCoordinator::Compute final : public v1::ComputeService::Service {
   }
 
  private:
+  std::string Know(const v1::Program& program) ABSL_EXCLUSIVE_LOCKS_REQUIRED(owner_.mutex_) {
+    ++owner_.programs_sent_;
+    const char first = program.outputs_size() == 0 ? '\0' : static_cast<char>(program.outputs(0));
+    std::string hash(32, first);
+    owner_.known_plans_.insert(hash);
+    return hash;
+  }
+
+  // Counts programs and hashes. NOT_FOUND: plans were forgotten, and that of the hash is not known.
+  absl::Status Find(const v1::ExecuteRequest& request) {
+    absl::MutexLock lock(&owner_.mutex_);
+    if (request.has_program()) {
+      Know(request.program());
+      return absl::OkStatus();
+    }
+    if (!owner_.forgets_plans_ || owner_.known_plans_.contains(request.plan_hash())) {
+      return absl::OkStatus();
+    }
+    return WithReason(absl::NotFoundError("no plan of that hash is remembered"), Reason::kNotFound,
+                      {{fact::kKind, "plan"}});
+  }
+
   grpc::Status Run() {
     owner_.Pass(HeldCall::kStep);
     absl::MutexLock lock(&owner_.mutex_);
@@ -621,6 +678,17 @@ void SmallCoordinator::LoseAnswersToCommits(absl::Status error) {
 void SmallCoordinator::RefuseAborts(absl::Status error) {
   absl::MutexLock lock(&mutex_);
   abort_error_ = std::move(error);
+}
+
+void SmallCoordinator::ForgetPlans() {
+  absl::MutexLock lock(&mutex_);
+  known_plans_.clear();
+  forgets_plans_ = true;
+}
+
+int64_t SmallCoordinator::programs_sent() const {
+  absl::MutexLock lock(&mutex_);
+  return programs_sent_;
 }
 
 void SmallCoordinator::FailSteps(absl::Status error) {

@@ -190,6 +190,11 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void AnswerBatchesWith(v1::BatchResolveSpecsResponse response);
   // All steps fail with this error from now on.
   void FailSteps(absl::Status error);
+  // Forgets the plans of all programs that clients have sent. Before the first call, steps may have
+  // any hash.
+  void ForgetPlans();
+  // Programs that calls had so far.
+  int64_t programs_sent() const;
 
   // Calls of GetVersion so far.
   int version_calls() const;
@@ -305,6 +310,9 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::set<std::string> workers_known_ ABSL_GUARDED_BY(mutex_) = {"lost"};
   v1::BatchResolveSpecsResponse batch_answer_ ABSL_GUARDED_BY(mutex_);
   absl::Status step_error_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> known_plans_ ABSL_GUARDED_BY(mutex_);  // hashes
+  bool forgets_plans_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t programs_sent_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t answered_gets_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string> pinned_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);

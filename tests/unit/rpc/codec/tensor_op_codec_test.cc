@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "rpc/codec/plan_codec.h"
@@ -87,6 +89,55 @@ TEST(TensorOpCodecTest, EveryOpCrossesTheWireInAProgram) {
   v1::Program wire;
   Encode(program, &wire);
   EXPECT_THAT(Decode(wire), IsOkAndHolds(program));
+}
+
+TEST(TensorOpCodecTest, ASymbolicDimensionCrossesTheWire) {
+  const Program program = {
+      .operand_count = 2,
+      .ops = {TensorOp(ReshapeOp{.input = 0,
+                                 .shape = {8, 3},
+                                 .symbolic_shape = {{.index = 0, .factor = 2, .offset = -1}}}),
+              TensorOp(SliceOp{.input = 0,
+                               .starts = {7, 1},
+                               .limits = {8, 2},
+                               .symbolic_starts = {{.index = 0, .factor = 1, .offset = -1}},
+                               .symbolic_limits = {{.index = 0}, {.index = 1, .factor = 3}}})},
+      .outputs = {3},
+      .updates = {},
+      .symbol = SymbolicDimension{.name = "n", .min = 2, .max = 8, .multiple = 2},
+      .symbolic_extents = {{.operand = 1, .extent = {.index = 3, .factor = 2, .offset = 5}}}};
+  v1::Program wire;
+  Encode(program, &wire);
+  EXPECT_THAT(Decode(wire), IsOkAndHolds(program));
+  // Entries that are replaced may be any numbers.
+  wire.mutable_ops(1)->mutable_tensor()->mutable_slice()->set_starts(0, -9);
+  EXPECT_THAT(Decode(wire), IsOk());
+  wire.mutable_symbol()->set_multiple(0);
+  wire.mutable_ops(0)
+      ->mutable_tensor()
+      ->mutable_reshape()
+      ->mutable_symbolic_shape(0)
+      ->clear_factor();
+  const auto decoded = Decode(wire);
+  ASSERT_THAT(decoded, IsOk());
+  EXPECT_EQ(decoded->symbol->multiple, 1);
+  EXPECT_EQ(std::get<ReshapeOp>(std::get<TensorOp>(decoded->ops[0])).symbolic_shape[0].factor, 1);
+  const auto refused = [&](const auto& change, std::string_view field) {
+    v1::Program changed = wire;
+    change(changed);
+    EXPECT_THAT(Decode(changed), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField,
+                                          HasSubstr(std::string(field))));
+  };
+  refused([](v1::Program& p) { p.clear_symbol(); }, "no symbolic dimension");
+  refused([](v1::Program& p) { p.clear_symbolic_extents(); }, "no operand has");
+  refused([](v1::Program& p) { p.mutable_symbol()->set_max(1); }, "range of n is 2 to 1");
+  refused([](v1::Program& p) { p.mutable_symbolic_extents(0)->set_operand(2); }, "no operand");
+  refused(
+      [](v1::Program& p) {
+        p.mutable_ops(1)->mutable_tensor()->mutable_slice()->mutable_symbolic_limits(1)->set_index(
+            2);
+      },
+      "replaces entry 2");
 }
 
 TEST(TensorOpCodecTest, FieldsThatAreNotSetHaveTheirDefaults) {

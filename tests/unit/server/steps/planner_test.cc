@@ -4,10 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <random>
+#include <string>
 #include <variant>
 #include <vector>
 
+#include "program/graph/symbolic_program.h"
+#include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::server {
@@ -107,6 +111,84 @@ TEST_F(PlannerTest, AHashFindsThePlanWithTheFiguresOfTheLastProgram) {
   EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(measured));
   EXPECT_EQ(Prepare({}), assumed);
   EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(assumed));
+}
+
+// The sum of a vector of 8 to 64 elements and its reverse of two halves.
+Program OfAnyLength() {
+  const SymbolicNumber half = {.index = 0};
+  const SymbolicNumber all = {.index = 0, .factor = 2};
+  return {.operand_count = 1,
+          .ops = {TensorOp(
+                      SliceOp{.input = 0, .starts = {0}, .limits = {0}, .symbolic_limits = {half}}),
+                  TensorOp(SliceOp{.input = 0,
+                                   .starts = {0},
+                                   .limits = {0},
+                                   .symbolic_starts = {half},
+                                   .symbolic_limits = {all}}),
+                  TensorOp(ConcatenateOp{.inputs = {2, 1}, .dimension = 0}),
+                  TensorOp(MapOp{.function = MapFunction::kAdd, .inputs = {0, 3}})},
+          .outputs = {4},
+          .updates = {},
+          .symbol = SymbolicDimension{.name = "half", .min = 4, .max = 32},
+          .symbolic_extents = {{.operand = 0, .extent = all}}};
+}
+
+TEST_F(PlannerTest, EachLengthOfAProgramIsPlannedOnce) {
+  const auto prepare = [&](int64_t elements) {
+    const ValueDescriptor operand{.dtype = Dtype::kF32, .shape = {elements}, .spec = {}};
+    return planner_.Prepare("ada", OfAnyLength(), {&operand, 1},
+                            {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")});
+  };
+  const auto shortest = prepare(8);
+  ASSERT_THAT(shortest, test::IsOk());
+  const auto longest = prepare(64);
+  ASSERT_THAT(longest, test::IsOk());
+  EXPECT_NE((*shortest)->hash, (*longest)->hash);
+  ASSERT_NE((*shortest)->symbolic, nullptr);
+  EXPECT_EQ((*shortest)->symbolic, (*longest)->symbolic);
+  EXPECT_EQ((*shortest)->symbolic->program, OfAnyLength());
+  EXPECT_THAT(prepare(8), test::IsOkAndHolds(*shortest)) << "it is planned once";
+  EXPECT_THAT(prepare(64), test::IsOkAndHolds(*longest));
+  EXPECT_EQ(planner_.FindSymbolic((*longest)->symbolic->hash), (*longest)->symbolic);
+  EXPECT_EQ(planner_.FindSymbolic((*longest)->hash), nullptr);
+  EXPECT_EQ((*longest)->plan.values[(*longest)->plan.outputs[0]].shape, (Shape{64}));
+  // It is the plan of the program of that length.
+  const ValueDescriptor operand{.dtype = Dtype::kF32, .shape = {64}, .spec = {}};
+  const auto plain =
+      planner_.Prepare("ada", ProgramAt(OfAnyLength(), 32), {&operand, 1},
+                       {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")});
+  ASSERT_THAT(plain, test::IsOk());
+  EXPECT_EQ((*plain)->hash, (*longest)->hash);
+  EXPECT_EQ((*plain)->symbolic, nullptr);
+  EXPECT_THAT(prepare(66),
+              test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                             testing::HasSubstr("half is 33")));
+  EXPECT_THAT(prepare(9), test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch,
+                                         testing::HasSubstr("is 9; it must be 2*half")));
+}
+
+TEST_F(PlannerTest, AHashOfAProgramIsFoundWhileOneOfItsPlansIsCached) {
+  const auto bytes_of_one = [] {
+    Planner planner;
+    const ValueDescriptor operand{.dtype = Dtype::kF32, .shape = {8}, .spec = {}};
+    EXPECT_THAT(planner.Prepare("ada", OfAnyLength(), {&operand, 1},
+                                {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")}),
+                test::IsOk());
+    return planner.size_bytes();
+  }();
+  Planner planner({.max_bytes = 4 * bytes_of_one});
+  const auto prepare = [&](const Program& program, int64_t elements) {
+    const ValueDescriptor operand{.dtype = Dtype::kF32, .shape = {elements}, .spec = {}};
+    return *planner.Prepare("ada", program, {&operand, 1},
+                            {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")});
+  };
+  const std::string hash = prepare(OfAnyLength(), 8)->symbolic->hash;
+  for (int64_t elements = 10; elements <= 64; elements += 2) {
+    prepare(OfAnyLength(), elements);
+    EXPECT_NE(planner.FindSymbolic(hash), nullptr);
+  }
+  for (int64_t half = 4; half <= 32; ++half) prepare(ProgramAt(OfAnyLength(), half), 2 * half);
+  EXPECT_EQ(planner.FindSymbolic(hash), nullptr);
 }
 
 TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {
