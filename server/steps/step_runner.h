@@ -78,8 +78,8 @@ class StepRunner {
 
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
-    // The plans that were compared for a program of one product, the fastest first. Their times are
-    // predicted from the figures of `prepared`, so the first is the prepared plan.
+    // The plans of PlanCandidates. Their times are predicted from the figures of `prepared`, so the
+    // first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
   };
   // Returns whether planning may take longer than some tens of milliseconds, by the program's ops
