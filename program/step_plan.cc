@@ -331,7 +331,7 @@ struct ProgramPlanner::Path {
   double seconds = 0;                   // of all products
 };
 
-// The products of a path that are searched for candidates, for all paths together.
+// The most searches for layouts of products in one call, of a program with several products.
 constexpr size_t kMostSearchedProducts = 64;
 
 absl::StatusOr<std::vector<PlanCandidate>> ProgramPlanner::Candidates(size_t products,
