@@ -3,8 +3,9 @@
     run.py [ID|GROUP] [--bin FOLDER] [--json FILE]
 
 bench/benchmarks.txt says which command measures what. One command may measure several rows: the ids of rows, such as C1
-or R3-million, stand for the commands that measure them, here C1-C2-C3 and R2-R3. Exit code 1 if a benchmark fails to
-run; a target that is missed is a result, not a failure.
+or R3-million, stand for the commands that measure them, here C1-C2-C3 and R2-R3. Rows of one command that share no such
+id, such as K1-first and K5-attention, are listed with a comma between them. Exit code 1 if a benchmark fails to run; a
+target that is missed is a result, not a failure.
 """
 
 import argparse
@@ -28,9 +29,17 @@ def listed():
 
 
 def choose(commands, name):
-    """The ids of the commands that a name stands for: an id, a group, or a row whose number is part of an id."""
-    exact = [key for key, (groups, _) in commands.items() if name in (None, key, *groups)]
-    return exact or [key for key in commands if name.split("-")[0] in key.split("-")]
+    """The ids of the commands that a name stands for: an id, a group, a row whose name begins with an id (the longest
+    one counts), or else a row whose number is part of an id."""
+    ids = {key: key.split(",") for key in commands}
+    if name is None or any(name in groups for groups, _ in commands.values()):
+        return [key for key, (groups, _) in commands.items() if name is None or name in (*ids[key], *groups)]
+    parts = name.split("-")
+    for count in range(len(parts), 0, -1):
+        prefix = "-".join(parts[:count])
+        if chosen := [key for key in commands if prefix in ids[key]]:
+            return chosen
+    return [key for key in commands if any(parts[0] in each.split("-") for each in ids[key])]
 
 
 def measure(command):

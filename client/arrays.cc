@@ -114,8 +114,10 @@ absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const Ar
 
 // Reads the array, or only `slice` of it if `slice` is not null: passes it to `body`, which runs
 // again if a download failed and a new answer of the coordinator may help.
+// `partial_sum`: see TransferOptions.
 absl::Status ReadPart(ClientCore& core, ArraySelector array, const ArraySlice* slice,
-                      const CallOptions& options, const ReadBody& body) {
+                      const CallOptions& options, const ReadBody& body,
+                      const std::optional<int64_t>& partial_sum = std::nullopt) {
   const SteadyDeadline deadline = core.TransferDeadline(options);
   const auto describe = [&]() -> absl::StatusOr<ArrayDescriptor> {
     SHARDMESH_ASSIGN_OR_RETURN(Array described, Describe(core.connection(), array,
@@ -145,7 +147,7 @@ absl::Status ReadPart(ClientCore& core, ArraySelector array, const ArraySlice* s
         array_id = described.array_id;
       }
     }
-    ReadOutcome outcome = core.Read(array, part, array_id, deadline, options, body);
+    ReadOutcome outcome = core.Read(array, part, array_id, deadline, options, body, partial_sum);
     if (slice != nullptr && absl::IsInvalidArgument(outcome.status)) {
       // The part fits the described array. An error therefore suggests that the name now refers to
       // another array.
@@ -209,21 +211,36 @@ absl::Status BeginReport(const Array& array, const Tile& part, bool is_slice, Ge
   return absl::OkStatus();
 }
 
-// Gathers the array, or only `slice` of it if `slice` is not null.
-absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
-                                          const ArraySlice* slice, const ProgressCallback& progress,
-                                          const CallOptions& options) {
+absl::Status CheckPartialSum(const Array& array, int64_t number) {
+  const int64_t count = PartialSumCount(array.descriptor);
+  if (number >= 0 && number < count) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kBadField,
+      StrCat("there is no partial sum ", number, " of the array; it has the numbers 0 to ",
+             count - 1),
+      {{fact::kField, "number"}, {fact::kHave, number}, {fact::kLimit, count - 1}});
+}
+
+// Gathers the array, or only `slice` of it if `slice` is not null. `partial_sum`: see
+// TransferOptions.
+absl::StatusOr<GatheredTensor> GatherPart(
+    ClientCore& core, const ArraySelector& array, const ArraySlice* slice,
+    const ProgressCallback& progress, const CallOptions& options,
+    const std::optional<int64_t>& partial_sum = std::nullopt) {
   GetReport report(&core, options);
   const ProgressCallback counting = report.Counting(progress);
   std::optional<GatheredTensor> tensor;
   const auto gather = [&](const Array& read, const Tile& part,
                           const FetchTile& fetch) -> absl::Status {
+    if (partial_sum.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckPartialSum(read, *partial_sum));
+    }
     SHARDMESH_ASSIGN_OR_RETURN(tensor, GatheredTensor::Allocate(read, part));
     SHARDMESH_RETURN_IF_ERROR(BeginReport(read, part, slice != nullptr, report));
     return fetch(part, tensor->mutable_view(), counting);
   };
   SHARDMESH_RETURN_IF_ERROR(
-      report.Conclude(ReadPart(core, array, slice, report.options(), gather)));
+      report.Conclude(ReadPart(core, array, slice, report.options(), gather, partial_sum)));
   return *std::move(tensor);
 }
 
@@ -493,6 +510,13 @@ absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
                                                    const ProgressCallback& progress,
                                                    const CallOptions& options) {
   return GatherPart(*core_, array, &slice, progress, options);
+}
+
+absl::StatusOr<GatheredTensor> ArrayClient::GatherPartialSum(const ArraySelector& array,
+                                                             int64_t number,
+                                                             const std::optional<ArraySlice>& slice,
+                                                             const CallOptions& options) {
+  return GatherPart(*core_, array, Pointer(slice), nullptr, options, number);
 }
 
 absl::StatusOr<Array> ArrayClient::GatherInto(const ArraySelector& array,

@@ -189,6 +189,13 @@ class ArrayClient {
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
+  // Gathers one of the partial sums of an array, or a slice of it; see PartialSumCount. All other
+  // functions refuse such an array, whose value is the sum of them (INVALID_SPEC). An array without
+  // partial sums has the number 0, itself. INVALID_ARGUMENT (BAD_FIELD): there is no partial sum of
+  // this number.
+  absl::StatusOr<GatheredTensor> GatherPartialSum(
+      const ArraySelector& array, int64_t number,
+      const std::optional<ArraySlice>& slice = std::nullopt, const CallOptions& options = {});
   // Gathers a tensor, or a slice of one, into the caller's memory, which must have the dtype of the
   // array and the shape of the part: SHAPE_MISMATCH, with `have` and `need`. After an error, `into`
   // is partly filled.

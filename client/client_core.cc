@@ -771,7 +771,8 @@ void ClientCore::EndHold(absl::Span<const std::string> array_ids, const CallOpti
 
 ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Tile>& part,
                              const std::string& expected_id, const SteadyDeadline& deadline,
-                             const CallOptions& options, const ReadBody& body) {
+                             const CallOptions& options, const ReadBody& body,
+                             const std::optional<int64_t>& partial_sum) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
@@ -804,7 +805,7 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
   }
   // Before `body`, which may write the head of a file.
   if (absl::Status reduced = CheckReduced(descriptor, CommandText(array, descriptor.array_id));
-      !reduced.ok()) {
+      !reduced.ok() && !partial_sum.has_value()) {
     return {std::move(reduced)};
   }
   ReadOutcome outcome;
@@ -814,6 +815,7 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
                          const ProgressCallback& progress) -> absl::Status {
     TransferOptions transfer = Transfer(deadline, progress, options);
     transfer.array = CommandText(array, descriptor.array_id);
+    transfer.partial_sum = partial_sum;
     transfer.lost_workers = &lost_workers;
     transfer.silent_workers = &silent_workers;
     if (get.second_copy.has_value()) transfer.second_copy = &*get.second_copy;

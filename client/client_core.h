@@ -258,9 +258,11 @@ class ClientCore {
   // `expected_id`. Sets `may_have_moved` if a download failed, or the request did, and the error
   // may be due to an outdated answer of the coordinator, or to a name that now refers to another
   // array.
+  // `partial_sum`: see TransferOptions.
   ReadOutcome Read(const ArraySelector& array, const std::optional<Tile>& part,
                    const std::string& expected_id, const SteadyDeadline& deadline,
-                   const CallOptions& options, const ReadBody& body);
+                   const CallOptions& options, const ReadBody& body,
+                   const std::optional<int64_t>& partial_sum = std::nullopt);
   RecentArrays& recent_arrays() { return recent_arrays_; }
   // Pins the array until EndHold, so that it can be read by its id whatever becomes of its names.
   // `part`: the part that will be read; nullopt: the whole array. Errors: those of BeginGet; they

@@ -693,8 +693,10 @@ absl::StatusOr<StepResult> ComputeClient::LinearLayer(const LinearLayerCall& cal
 }
 
 absl::StatusOr<CompiledProgram> ComputeClient::CompileLayer(const LinearLayerCall& call,
+                                                            int32_t candidates,
                                                             const CallOptions& options) {
   v1::CompileRequest request;
+  request.set_candidates(candidates);
   SHARDMESH_RETURN_IF_ERROR(EncodeLayer(call, request.mutable_layer()));
   for (const Operand* const operand : OperandsOf(call)) {
     EncodeOperand(*operand, request.add_operands());

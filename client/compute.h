@@ -125,8 +125,9 @@ class ComputeClient {
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",
                                           const CallOptions& options = {});
-  // As Compile, for a program of one product, perhaps with a reshard of its result. The answer also
-  // has at most `candidates` of the plans that the planner compared, 1 to 64.
+  // As Compile, for a program of 1 to 8 products. The answer also has at most `candidates` of the
+  // plans that the planner compared, 1 to 64. A coordinator of an older build takes one product,
+  // perhaps with a reshard of its result, and no other op (BAD_FIELD).
   absl::StatusOr<CompiledProgram> ComparePlans(const Program& program,
                                                absl::Span<const Operand> operands,
                                                int32_t candidates, const std::string& mesh_id = "",
@@ -142,8 +143,10 @@ class ComputeClient {
   // linear_layers refuses the call (BAD_FIELD).
   absl::StatusOr<StepResult> LinearLayer(const LinearLayerCall& call,
                                          const CallOptions& options = {});
-  // Returns the plan that LinearLayer would run, without candidates.
-  absl::StatusOr<CompiledProgram> CompileLayer(const LinearLayerCall& call,
+  // Returns the plan that LinearLayer would run, and at most `candidates` of the plans that the
+  // planner compared, 0 to 64. A coordinator of an older build refuses candidates of a layer
+  // (BAD_FIELD).
+  absl::StatusOr<CompiledProgram> CompileLayer(const LinearLayerCall& call, int32_t candidates = 0,
                                                const CallOptions& options = {});
   absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Collective(const CollectiveCall& call,

@@ -62,18 +62,31 @@ constexpr int64_t SpansOfEachRank(int64_t ranks) {
   return std::clamp<int64_t>(kMaxStepSpans / ranks, 1, kMaxRankSpans);
 }
 
-// The work of a rank during a span of time.
-enum class TraceSpanKind : uint8_t {
+// The work of a rank during a span of time. A worker of a newer build may record kinds that have no
+// name here: they keep their number (TraceSpanKindNumber).
+enum class TraceSpanKind : int32_t {
   kInstruction,  // ran an instruction of the plan; spans of the other kinds lie within it
   kKernel,       // computed
   kSend,         // handed a message to the link to a peer, which may read the message later
   kWait,         // waited for data of a peer; without a peer, for the kernel of another step
 };
 
-// Returns a name such as `kernel`.
-constexpr const char* TraceSpanKindName(TraceSpanKind kind) {
-  constexpr const char* kNames[] = {"instruction", "kernel", "send", "wait"};
-  return kNames[static_cast<int>(kind)];
+// Returns the number of the kind in v1::TraceSpanKind, from 1.
+constexpr int32_t TraceSpanKindNumber(TraceSpanKind kind) { return static_cast<int32_t>(kind) + 1; }
+
+// Returns a name such as `kernel`; for a kind without a name, its number, as in `kind 7`.
+inline std::string TraceSpanKindName(TraceSpanKind kind) {
+  switch (kind) {
+    case TraceSpanKind::kInstruction:
+      return "instruction";
+    case TraceSpanKind::kKernel:
+      return "kernel";
+    case TraceSpanKind::kSend:
+      return "send";
+    case TraceSpanKind::kWait:
+      return "wait";
+  }
+  return "kind " + std::to_string(TraceSpanKindNumber(kind));
 }
 
 // A span of time in which a rank did one thing.

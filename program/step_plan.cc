@@ -2,8 +2,11 @@
 #include "program/step_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -11,6 +14,7 @@
 #include "program/collective_choice.h"
 #include "program/layout_wishes.h"
 #include "program/plan_builder.h"
+#include "program/plan_forecast.h"
 #include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "status/fact_keys.h"
@@ -36,52 +40,58 @@ class ProgramPlanner {
  public:
   ProgramPlanner(const Program& program, absl::Span<const ValueDescriptor> operands,
                  const PlanTarget& target)
-      : program_(program), operands_(operands), mesh_(target.mesh), builder_(target, operands) {
+      : program_(program),
+        operands_(operands),
+        target_(target),
+        mesh_(target.mesh),
+        builder_(target, operands) {
     for (ValueIndex i = 0; i < operands.size(); ++i) {
       values_.push_back(i);
     }
   }
 
   absl::StatusOr<Plan> Run() && {
+    Begin();
+    for (size_t i = 0; i < program_.ops.size(); ++i) {
+      SHARDMESH_RETURN_IF_ERROR(AddOp(i));
+    }
+    return std::move(*this).Finish();
+  }
+
+  // Returns the plan of Run, and then others, the fastest first. Requires a program with `products`
+  // products, at least one.
+  absl::StatusOr<std::vector<PlanCandidate>> Candidates(size_t products, size_t most) &&;
+
+ private:
+  struct Path;
+
+  void Begin() {
     FindReaders();
     wishes_ = LayoutWishesOf(program_, operands_, mesh_);
-    for (size_t i = 0; i < program_.ops.size(); ++i) {
-      const ProgramOp& op = program_.ops[i];
-      builder_.Name(NameOf(i, op));
-      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex result,
-                                 std::visit([&](const auto& each) { return Add(each, i); }, op));
-      values_.push_back(result);
-    }
+  }
+  absl::Status AddOp(size_t number) {
+    const ProgramOp& op = program_.ops[number];
+    builder_.Name(NameOf(number, op));
+    SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex result,
+                               std::visit([&](const auto& each) { return Add(each, number); }, op));
+    values_.push_back(result);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Plan> Finish() && {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<StateUpdate> updates, PlanUpdates());
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<ValueIndex> outputs, PlanOutputs());
     return std::move(builder_).Finish(std::move(outputs), std::move(updates));
   }
-
-  // Returns the plans of the program, which is one product or one product and the reshard of its
-  // result.
-  absl::StatusOr<std::vector<PlanCandidate>> Candidates(size_t most) && {
-    FindReaders();
-    builder_.Name(NameOf(0, program_.ops.front()));
-    const auto* const linear = std::get_if<LinearOp>(&program_.ops.front());
-    SHARDMESH_ASSIGN_OR_RETURN(const Product product,
-                               linear != nullptr
-                                   ? ProductOf(*linear, 0)
-                                   : ProductOf(std::get<MatmulOp>(program_.ops.front()), 0));
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<ProductPlan> plans,
-                               builder_.ProductPlansOf(product, most));
-    std::vector<PlanCandidate> candidates;
-    for (ProductPlan& plan : plans) {
-      PlanCandidate& candidate = candidates.emplace_back();
-      candidate.roles = std::move(plan.roles);
-      candidate.seconds = plan.seconds;
-      PlanBuilder builder = builder_;
-      const ValueIndex result = builder.Append(std::move(plan));
-      candidate.plan = std::move(builder).Finish({result});
-    }
-    return candidates;
+  // Returns the `most` fastest ways to add the product `number` to one of the paths. The first is
+  // that of AddOp for the first path.
+  absl::StatusOr<std::vector<Path>> Branched(const std::vector<Path>& paths, size_t number,
+                                             size_t products, size_t most) const;
+  // Whether the program has ops that are neither products nor planned together with one.
+  bool HasOtherOps(size_t products) const {
+    const auto resharded = std::count(is_planned_.begin(), is_planned_.end(), true);
+    return program_.ops.size() > products + static_cast<size_t>(resharded);
   }
 
- private:
   // Finds the products whose result is used by one op only, a reshard, and the values that one op
   // or a collective reads.
   void FindReaders() {
@@ -301,6 +311,7 @@ class ProgramPlanner {
 
   const Program& program_;
   const absl::Span<const ValueDescriptor> operands_;
+  const PlanTarget& target_;
   const Mesh& mesh_;
   PlanBuilder builder_;
   std::vector<std::optional<ValueDescriptor>> wishes_;  // LayoutWishesOf the program
@@ -312,6 +323,95 @@ class ProgramPlanner {
   std::vector<std::optional<size_t>> reshard_of_;
   std::vector<bool> is_planned_;  // by op: a reshard that is planned together with its product
 };
+
+// A program that is planned up to some op, with the layouts of the products before it.
+struct ProgramPlanner::Path {
+  ProgramPlanner planner;
+  std::vector<std::string> roles = {};  // of each product
+  double seconds = 0;                   // of all products
+};
+
+// The most searches for layouts of products in one call, of a program with several products.
+constexpr size_t kMostSearchedProducts = 64;
+
+absl::StatusOr<std::vector<PlanCandidate>> ProgramPlanner::Candidates(size_t products,
+                                                                      size_t most) && {
+  Begin();
+  // With several products, each path searches the layouts of the next one anew.
+  if (products > 1) most = std::min(most, kMostSearchedProducts / products);
+  std::vector<Path> paths;
+  paths.push_back({.planner = *this});
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    if (IsProduct(program_.ops[i])) {
+      SHARDMESH_ASSIGN_OR_RETURN(paths, Branched(paths, i, products, most));
+      continue;
+    }
+    for (Path& path : paths) SHARDMESH_RETURN_IF_ERROR(path.planner.AddOp(i));
+  }
+  std::vector<PlanCandidate> candidates;
+  const bool has_other_ops = HasOtherOps(products);
+  for (Path& path : paths) {
+    PlanCandidate& candidate = candidates.emplace_back();
+    candidate.roles = StrJoin(path.roles, "; ");
+    candidate.seconds = path.seconds;
+    SHARDMESH_ASSIGN_OR_RETURN(candidate.plan, std::move(path.planner).Finish());
+    if (!has_other_ops) continue;
+    const StepForecast forecast = StepForecastOf(candidate.plan, target_.links, target_.kernels);
+    candidate.seconds = forecast.kernel_seconds + forecast.exchange_seconds;
+  }
+  if (has_other_ops) {
+    std::stable_sort(candidates.begin() + 1, candidates.end(),
+                     [](const PlanCandidate& a, const PlanCandidate& b) {
+                       return std::round(a.seconds * 1e9) < std::round(b.seconds * 1e9);
+                     });
+  }
+  return candidates;
+}
+
+absl::StatusOr<std::vector<ProgramPlanner::Path>> ProgramPlanner::Branched(
+    const std::vector<Path>& paths, size_t number, size_t products, size_t most) const {
+  struct Branch {
+    size_t path = 0;
+    double seconds = 0;
+    ProductPlan plan;
+  };
+  const ProgramOp& op = program_.ops[number];
+  const std::string name = NameOf(number, op);
+  std::vector<Path> searched = paths;  // a search counts in the builder
+  std::vector<Branch> branches;
+  for (size_t i = 0; i < searched.size(); ++i) {
+    ProgramPlanner& planner = searched[i].planner;
+    planner.builder_.Name(name);
+    const auto* const linear = std::get_if<LinearOp>(&op);
+    SHARDMESH_ASSIGN_OR_RETURN(const Product product,
+                               linear != nullptr
+                                   ? planner.ProductOf(*linear, number)
+                                   : planner.ProductOf(std::get<MatmulOp>(op), number));
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<ProductPlan> plans,
+                               planner.builder_.ProductPlansOf(product, most));
+    for (ProductPlan& plan : plans) {
+      const double seconds = searched[i].seconds + plan.seconds;
+      branches.push_back({.path = i, .seconds = seconds, .plan = std::move(plan)});
+    }
+  }
+  if (searched.size() > 1) {
+    std::stable_sort(branches.begin() + 1, branches.end(),
+                     [](const Branch& a, const Branch& b) { return a.seconds < b.seconds; });
+  }
+  std::vector<Path> added;
+  for (size_t i = 0; i < std::min(most, branches.size()); ++i) {
+    Branch& branch = branches[i];
+    Path& path = added.emplace_back(i == 0 ? paths[0] : searched[branch.path]);
+    path.seconds = branch.seconds;
+    path.roles.push_back(products == 1 ? branch.plan.roles : StrCat(name, ": ", branch.plan.roles));
+    if (i == 0) {
+      SHARDMESH_RETURN_IF_ERROR(path.planner.AddOp(number));
+    } else {
+      path.planner.values_.push_back(path.planner.builder_.Append(std::move(branch.plan)));
+    }
+  }
+  return added;
+}
 
 // Checks a program and its operands before they are planned. Errors are those of PlanProgram.
 absl::Status CheckProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
@@ -476,20 +576,17 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
     const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target,
     size_t most) {
   SHARDMESH_RETURN_IF_ERROR(CheckProgram(program, operands, target));
-  const size_t ops = program.ops.size();
-  const auto* const reshard = ops == 2 ? std::get_if<ReshardOp>(&program.ops.back()) : nullptr;
-  const bool is_one_product =
-      (ops == 1 || (reshard != nullptr && reshard->input == program.operand_count)) &&
-      IsProduct(program.ops.front()) && program.updates.empty() &&
-      program.outputs ==
-          std::vector<ValueIndex>{static_cast<ValueIndex>(program.operand_count + ops - 1)};
-  if (!is_one_product) {
+  const auto products =
+      static_cast<size_t>(std::count_if(program.ops.begin(), program.ops.end(), IsProduct));
+  if (products == 0 || products > kMostCandidateProducts) {
     return InvalidArgument(Reason::kBadField,
-                           "only a program of one product, whose result is its only output, has "
-                           "candidates",
-                           {{fact::kField, "program"}});
+                           StrCat("the program has ", products, " products; only programs of 1 to ",
+                                  kMostCandidateProducts, " have candidates"),
+                           {{fact::kField, "program"},
+                            {fact::kHave, products},
+                            {fact::kLimit, kMostCandidateProducts}});
   }
-  return ProgramPlanner(program, operands, target).Candidates(most);
+  return ProgramPlanner(program, operands, target).Candidates(products, most);
 }
 
 bool MultipliesBatches(const Plan& plan) {

@@ -253,19 +253,29 @@ struct PlanTarget {
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 
-// A plan for a program of one product, and the layout in which it computes the product.
+// A plan for a program with products, and the layouts in which it computes the products.
 struct PlanCandidate {
   Plan plan;
-  std::string roles;   // RolesText of the layout: "dp: M, tp: K"
+  // RolesText of the layout: "dp: M, tp: K". Of several products, each with its op:
+  // "op 0 (linear): tp: N; op 1 (linear): tp: K".
+  std::string roles;
   double seconds = 0;  // the predicted time of one run
 };
 
-// Returns the plans that PlanProgram compares for a program of one product: those with the least
-// predicted time, at most `most`, the fastest first. The first is the plan that PlanProgram
-// returns. Requires most >= 1.
+// The most products of a program that has candidates.
+inline constexpr size_t kMostCandidateProducts = 8;
+
+// Returns plans of a program with 1 to kMostCandidateProducts products, at most `most`. The first
+// is the plan that PlanProgram returns. The others have the next least predicted time, the fastest
+// first. Requires most >= 1.
 //
-// Errors: those of PlanProgram, and INVALID_ARGUMENT (BAD_FIELD) if the program is not one linear
-// layer or matmul whose result, or the reshard of whose result, is the only output.
+// Of one product, the plans are those that PlanProgram compares. Of several products, they are
+// combinations of such layouts, at most 64 / products of them: after each product, those are kept
+// whose products up to there take the least time. Other ops are laid out as PlanProgram does for
+// these layouts of products.
+//
+// Errors: those of PlanProgram, and INVALID_ARGUMENT (BAD_FIELD) if the program has no product or
+// too many.
 absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
     const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target,
     size_t most);

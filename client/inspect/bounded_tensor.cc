@@ -1,6 +1,7 @@
 // BoundedTensor: reads elements of all types, and rounds.
 #include "client/inspect/bounded_tensor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -155,6 +156,11 @@ double WrapInteger(Dtype dtype, double value) {
   return wrapped;
 }
 
+double SumError(double terms, double roundoff) {
+  const double errors = terms * roundoff;
+  return errors < 1 ? errors / (1 - errors) : kInfinity;
+}
+
 double RoundedBound(Dtype dtype, double value, double bound) {
   if (!IsFloat(dtype)) {
     return std::abs(value) + bound < kExactIntegers ? bound : kInfinity;
@@ -164,6 +170,16 @@ double RoundedBound(Dtype dtype, double value, double bound) {
   // An infinite element is as good as a finite one where the type ends.
   if (!(magnitude < precision.largest)) return kInfinity;
   return bound + precision.roundoff * magnitude + precision.tiny;
+}
+
+void LimitBounds(double tolerance, BoundedTensor* tensor) {
+  if (!IsFloat(tensor->dtype) || tensor->bounds.empty()) return;
+  double largest = 0;
+  for (const double value : tensor->values) {
+    if (!std::isfinite(value)) return;
+    largest = std::max(largest, std::abs(value));
+  }
+  for (double& bound : tensor->bounds) bound = std::min(bound, tolerance * largest);
 }
 
 }  // namespace shardmesh::client

@@ -29,6 +29,12 @@ bool IsFloat(Dtype dtype);
 // The precision with which workers compute results of this type: F64 for F64, else F32.
 Precision ComputedPrecisionOf(Dtype dtype);
 
+// A value and the bound of its error.
+struct BoundedNumber {
+  double value = 0;
+  double bound = 0;
+};
+
 // The tensor that workers should have computed. Each element has its value, computed in F64 and not
 // rounded to `dtype`, and a bound: how far the element of a worker may be from that value.
 struct BoundedTensor {
@@ -50,10 +56,19 @@ absl::StatusOr<BoundedTensor> ExactTensor(const TensorView& view);
 // Returns the integer that wraps to the type, for a whole number of magnitude below 2^53.
 double WrapInteger(Dtype dtype, double value);
 
+// Returns the bound of the error of a sum of `terms` terms in any order, relative to the sum of
+// their magnitudes; also that of a product of so many factors, relative to the product. `roundoff`:
+// of each addition. Infinity: there is no bound.
+double SumError(double terms, double roundoff);
+
 // Returns `bound` with the error of rounding `value` to the type added. Returns infinity if the
 // value may be beyond the largest number of the type or is a NaN. For an integer type, returns
 // `bound`, or infinity unless value and bound are so small that F64 has them exactly.
 double RoundedBound(Dtype dtype, double value, double bound);
+
+// Limits the bounds to `tolerance` times the largest magnitude of the tensor. Leaves other types
+// than floats as they are, and tensors with infinite elements or NaNs.
+void LimitBounds(double tolerance, BoundedTensor* tensor);
 
 }  // namespace shardmesh::client
 

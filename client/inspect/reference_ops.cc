@@ -40,12 +40,6 @@ BoundedTensor Zeros(const TensorType& type) {
           .bounds = std::vector<double>(size)};
 }
 
-// The bound of the relative error of a sum of `terms` terms.
-double SumError(double terms, double roundoff) {
-  const double errors = terms * roundoff;
-  return errors < 1 ? errors / (1 - errors) : kInfinity;
-}
-
 // 0 * infinity is 0 here: nothing of an unknown element is used.
 double Times(double factor, double bound) { return factor == 0 ? 0 : factor * bound; }
 

@@ -21,12 +21,6 @@
 
 namespace shardmesh::client {
 
-// A value and the bound of its error.
-struct BoundedNumber {
-  double value = 0;
-  double bound = 0;
-};
-
 // A vector that a product contracts, with the errors of its elements; empty: they are exact.
 struct ContractedVector {
   absl::Span<const double> values;

@@ -2,6 +2,7 @@
 #include "client/inspect/reference_program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -50,8 +51,9 @@ absl::StatusOr<TensorType> TypeOf(const ProgramOp& op, absl::Span<const TensorTy
     return ResultTypeOf(*tensor_op, inputs);
   }
   return WithReason(
-      absl::UnimplementedError("programs with collectives are not verified: their results depend "
-                               "on how the operands lie; leave out the verification"),
+      absl::UnimplementedError(
+          "a collective among other ops is not verified: its result depends on the layout that the "
+          "planner gives its operand; run it as a step of its own, or leave out the verification"),
       Reason::kNotAvailable);
 }
 
@@ -70,16 +72,6 @@ double WorkOf(const ProgramOp& op, absl::Span<const TensorType> types) {
   std::vector<TensorType> inputs;
   for (const ValueIndex input : InputsOf(*tensor_op)) inputs.push_back(types[input]);
   return static_cast<double>(ReferenceWork(*tensor_op, inputs));
-}
-
-absl::Status CheckLimit(double have, int64_t limit, std::string_view what) {
-  if (have <= static_cast<double>(limit)) return absl::OkStatus();
-  return InvalidArgument(
-      Reason::kLimitExceeded,
-      StrCat("the program has ", static_cast<int64_t>(std::min(have, 9e18)), " ", what,
-             "; programs of at most ", limit,
-             " are verified: give smaller operands, or leave out the verification"),
-      {{fact::kHave, static_cast<int64_t>(std::min(have, 9e18))}, {fact::kLimit, limit}});
 }
 
 std::vector<size_t> StridesOf(const Shape& shape) {
@@ -223,28 +215,43 @@ absl::Status CheckReferenceSize(const Program& program, absl::Span<const TensorT
     for (const int64_t extent : type.shape) count *= static_cast<double>(extent);
     elements += count;
   }
-  SHARDMESH_RETURN_IF_ERROR(CheckLimit(elements, kMaxReferenceElements, "elements in all values"));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckReferenceLimit(elements, kMaxReferenceElements, "elements in all values"));
   double work = 0;
   for (const ProgramOp& op : program.ops) work += WorkOf(op, types);
-  return CheckLimit(work, kMaxReferenceWork, "multiplications in its products");
+  return CheckReferenceLimit(work, kMaxReferenceWork, "multiplications in its products");
+}
+
+absl::Status CheckReferenceLimit(double have, int64_t limit, std::string_view what) {
+  if (have <= static_cast<double>(limit)) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kLimitExceeded,
+      StrCat("the program has ", static_cast<int64_t>(std::min(have, 9e18)), " ", what,
+             "; programs of at most ", limit,
+             " are verified: give smaller operands, or leave out the verification"),
+      {{fact::kHave, static_cast<int64_t>(std::min(have, 9e18))}, {fact::kLimit, limit}});
 }
 
 absl::StatusOr<std::vector<BoundedTensorPtr>> ReferenceValues(
     const Program& program, absl::Span<const TensorType> types,
-    std::vector<BoundedTensorPtr> operands) {
+    std::vector<BoundedTensorPtr> operands, double tolerance) {
   std::vector<BoundedTensorPtr> values = std::move(operands);
+  const auto add = [&](BoundedTensor result) {
+    if (std::isfinite(tolerance)) LimitBounds(tolerance, &result);
+    values.push_back(std::make_shared<const BoundedTensor>(std::move(result)));
+  };
   for (const ProgramOp& op : program.ops) {
     const TensorType& type = types[values.size()];
     if (const auto product = ProductOf(op); product.has_value()) {
       SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor result, ProductValue(*product, type, types, values));
-      values.push_back(std::make_shared<const BoundedTensor>(std::move(result)));
+      add(std::move(result));
     } else if (const auto* const reshard = std::get_if<ReshardOp>(&op)) {
       values.push_back(values[reshard->input]);
     } else if (const auto* const tensor_op = std::get_if<TensorOp>(&op)) {
       std::vector<BoundedTensorPtr> inputs;
       for (const ValueIndex input : InputsOf(*tensor_op)) inputs.push_back(values[input]);
       SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor result, ReferenceResult(*tensor_op, type, inputs));
-      values.push_back(std::make_shared<const BoundedTensor>(std::move(result)));
+      add(std::move(result));
     }
   }
   return values;

@@ -3,7 +3,9 @@
 #define SHARDMESH_CLIENT_INSPECT_REFERENCE_PROGRAM_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,20 +44,25 @@ std::optional<ReferenceProduct> ProductOf(const ProgramOp& op);
 // program.operand_count types.
 //
 // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective, whose result depends on how its
-// operand lies. INVALID_ARGUMENT: an op does not fit its inputs, or there is no value of the number
-// that it reads (BAD_FIELD).
+// operand lies; ReferenceCollective computes one alone. INVALID_ARGUMENT: an op does not fit its
+// inputs, or there is no value of the number that it reads (BAD_FIELD).
 absl::StatusOr<std::vector<TensorType>> TypesOfValues(const Program& program,
                                                       absl::Span<const TensorType> operands);
 
 // Checks that the program is within the limits above. INVALID_ARGUMENT (LIMIT_EXCEEDED) says which
 // limit it exceeds. `types` are those of TypesOfValues.
 absl::Status CheckReferenceSize(const Program& program, absl::Span<const TensorType> types);
+// Returns OK if have <= limit; else INVALID_ARGUMENT (LIMIT_EXCEEDED). `what`: the things that are
+// counted, such as `elements in all values`.
+absl::Status CheckReferenceLimit(double have, int64_t limit, std::string_view what);
 
 // Returns all values of the program, in the order of `types`, which are those of TypesOfValues.
-// `operands` are the values of its operands.
+// `operands` are the values of its operands. A finite `tolerance` limits the bounds of each result
+// of an op: see LimitBounds.
 absl::StatusOr<std::vector<BoundedTensorPtr>> ReferenceValues(
     const Program& program, absl::Span<const TensorType> types,
-    std::vector<BoundedTensorPtr> operands);
+    std::vector<BoundedTensorPtr> operands,
+    double tolerance = std::numeric_limits<double>::infinity());
 
 }  // namespace shardmesh::client
 

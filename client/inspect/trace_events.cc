@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/time/time.h"
 #include "status/str_cat.h"
@@ -13,15 +14,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr TraceSpanKind kKinds[] = {TraceSpanKind::kInstruction, TraceSpanKind::kKernel,
-                                    TraceSpanKind::kSend, TraceSpanKind::kWait};
-
 // The thread of a rank that has the spans of this kind.
-int ThreadOf(TraceSpanKind kind) { return static_cast<int>(kind) + 1; }
+int ThreadOf(TraceSpanKind kind) { return TraceSpanKindNumber(kind); }
+
+// Returns the kinds that have a row for this rank: those that have a name, and others of its spans.
+std::set<TraceSpanKind> KindsOf(const RankTrace& rank) {
+  std::set<TraceSpanKind> kinds = {TraceSpanKind::kInstruction, TraceSpanKind::kKernel,
+                                   TraceSpanKind::kSend, TraceSpanKind::kWait};
+  for (const TraceSpan& span : rank.spans) kinds.insert(span.kind);
+  return kinds;
+}
 
 // Gives a process or a thread its name. `what`: process_name or thread_name.
 Json NameEvent(const char* what, DeviceId rank, int thread, const std::string& name) {
   return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", thread}, {"args", {{"name", name}}}};
+}
+
+// Whether this build knows what a span of the kind is.
+bool HasName(TraceSpanKind kind) {
+  return kind >= TraceSpanKind::kInstruction && kind <= TraceSpanKind::kWait;
 }
 
 std::string LabelOf(const StepTrace& trace, int64_t op) {
@@ -40,7 +51,7 @@ std::string NameOf(const StepTrace& trace, const TraceSpan& span) {
       return span.peer.has_value() ? StrCat("wait for rank ", *span.peer)
                                    : "wait for another step's kernel";
   }
-  return "";
+  return StrCat(TraceSpanKindName(span.kind), ": ", LabelOf(trace, span.op));
 }
 
 Json SpanEvent(const StepTrace& trace, DeviceId rank, absl::Duration offset,
@@ -50,6 +61,10 @@ Json SpanEvent(const StepTrace& trace, DeviceId rank, absl::Duration offset,
   if (is_within) arguments["label"] = LabelOf(trace, span.op);
   if (span.kind == TraceSpanKind::kKernel) arguments["flops"] = span.flops;
   if (span.bytes > 0) arguments["bytes"] = span.bytes;
+  if (!HasName(span.kind)) {
+    if (span.flops > 0) arguments["flops"] = span.flops;
+    if (span.peer.has_value()) arguments["peer"] = *span.peer;
+  }
   return {{"name", NameOf(trace, span)},
           {"cat", TraceSpanKindName(span.kind)},
           {"ph", "X"},
@@ -70,9 +85,10 @@ std::string TraceEventsOf(const StepTrace& trace, int64_t step) {
   for (const RankTrace& rank : trace.ranks) {
     omitted += rank.omitted_spans;
     events.push_back(NameEvent("process_name", rank.rank, 0, StrCat("rank ", rank.rank)));
-    for (const TraceSpanKind kind : kKinds) {
+    for (const TraceSpanKind kind : KindsOf(rank)) {
       events.push_back(NameEvent("thread_name", rank.rank, ThreadOf(kind),
-                                 StrCat(TraceSpanKindName(kind), "s")));
+                                 HasName(kind) ? StrCat(TraceSpanKindName(kind), "s")
+                                               : StrCat("spans of ", TraceSpanKindName(kind))));
     }
     for (const TraceSpan& span : rank.spans) {
       events.push_back(SpanEvent(trace, rank.rank, rank.started - first, span));

@@ -11,8 +11,9 @@ namespace shardmesh::client {
 
 // Returns the timeline as JSON in the trace-event format, which ui.perfetto.dev and
 // chrome://tracing open. Each rank is a process; its instructions, kernels, sends and waits are
-// threads. Times are in microseconds after the first rank began the step. Labels that are not valid
-// UTF-8 are repaired. `step`: the step's sequence number.
+// threads, and so are spans of kinds that only newer workers know, such as `kind 7`. Times are in
+// microseconds after the first rank began the step. Labels that are not valid UTF-8 are repaired.
+// `step`: the step's sequence number.
 //
 // Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 std::string TraceEventsOf(const StepTrace& trace, int64_t step);

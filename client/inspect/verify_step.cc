@@ -18,7 +18,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/view.h"
+#include "tensor/dtype.h"
 
 namespace shardmesh::client {
 namespace {
@@ -70,35 +70,29 @@ std::vector<int64_t> IndexOf(int64_t number, absl::Span<const int64_t> shape) {
   return index;
 }
 
-// Returns the product if the program has nothing else that changes elements.
-std::optional<ReferenceProduct> OnlyProductOf(const Program& program) {
+// Whether the elements of the program's only result are those of its first op.
+bool IsOneOp(const Program& program) {
   if (program.ops.empty() || program.outputs.size() != 1 || !program.updates.empty() ||
       program.outputs.front() < program.operand_count) {
-    return std::nullopt;
+    return false;
   }
   for (size_t i = 1; i < program.ops.size(); ++i) {
     const auto* const reshard = std::get_if<ReshardOp>(&program.ops[i]);
-    if (reshard == nullptr || reshard->input < program.operand_count) return std::nullopt;
+    if (reshard == nullptr || reshard->input < program.operand_count) return false;
   }
-  return ProductOf(program.ops.front());
+  return true;
 }
 
-absl::Status RefusePartialSums(const ArrayDescriptor& array, size_t operand) {
-  if (array.spec.unreduced().empty()) return absl::OkStatus();
-  return WithReason(
-      absl::UnimplementedError(StrCat("operand ", operand, " holds partial sums along ",
-                                      StrJoin(array.spec.unreduced(), ","),
-                                      ", which are not verified; reduce it first, or leave out "
-                                      "the verification")),
-      Reason::kNotAvailable);
+// Returns the product if the program has nothing else that changes elements.
+std::optional<ReferenceProduct> OnlyProductOf(const Program& program) {
+  return IsOneOp(program) ? ProductOf(program.ops.front()) : std::nullopt;
 }
 
-ArraySlice SliceOf(const Tile& tile) {
-  ArraySlice slice;
-  for (const IndexRange& range : tile.ranges) {
-    slice.push_back({.start = range.start, .stop = range.stop});
-  }
-  return slice;
+// Returns the collective if the program has nothing else that changes elements.
+std::optional<CollectiveOp> OnlyCollectiveOf(const Program& program) {
+  if (!IsOneOp(program)) return std::nullopt;
+  const auto* const collective = std::get_if<CollectiveOp>(&program.ops.front());
+  return collective == nullptr ? std::nullopt : std::optional(*collective);
 }
 
 // Returns the part of an operand that the element of a product at `index` needs: all elements along
@@ -137,7 +131,7 @@ VerifiedResult CompareElements(std::string what, const BoundedTensor& elements,
                                const BoundedTensor& expected) {
   ElementComparison comparison(std::move(what));
   for (size_t i = 0; i < elements.size(); ++i) {
-    comparison.Add(elements.values[i], {expected.values[i], expected.bound(i)},
+    comparison.Add(elements.values[i], {expected.values[i], expected.bound(i) + elements.bound(i)},
                    [&] { return IndexOf(static_cast<int64_t>(i), expected.shape); });
   }
   return std::move(comparison).Result();
@@ -150,14 +144,15 @@ absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Prog
   StepVerifier verifier;
   verifier.client_ = client;
   verifier.verify_options_ = verify_options;
-  SHARDMESH_ASSIGN_OR_RETURN(const Found found, verifier.Find(operands, options));
+  SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options));
   if (!program.symbol.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
     return verifier;
   }
+  const std::vector<KnownOperand>& known = verifier.known_;
   SHARDMESH_ASSIGN_OR_RETURN(
-      const int64_t length, LengthOf(program, [&](ValueIndex operand) {
-        return operand < found.described.size() ? &found.described[operand].shape : nullptr;
+      const int64_t length, LengthOf(program, [&known](ValueIndex operand) {
+        return operand < known.size() ? &known[operand].described.shape : nullptr;
       }));
   SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(ProgramAt(program, length), options));
   return verifier;
@@ -175,48 +170,41 @@ absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
     operands.push_back(call.weights[i]);
     if (i < call.biases.size()) operands.push_back(call.biases[i]);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(Found found, verifier.Find(operands, options));
-  if (!found.mesh.has_value()) {
-    SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer,
-                               client->layouts().DescribeMesh({}, options));
-    found.mesh = answer.mesh;
-  }
+  SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options));
+  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, verifier.MeshOfStep(options));
+  std::vector<ValueDescriptor> described;
+  for (const KnownOperand& known : verifier.known_) described.push_back(known.described);
   LayerCall layer = call.layer;
   layer.options.layer.use_bias = !call.biases.empty();
-  SHARDMESH_ASSIGN_OR_RETURN(const Program program,
-                             ProgramOfLayer(layer, found.described, *found.mesh));
+  SHARDMESH_ASSIGN_OR_RETURN(const Program program, ProgramOfLayer(layer, described, mesh));
   SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
   return verifier;
 }
 
-absl::StatusOr<StepVerifier::Found> StepVerifier::Find(absl::Span<const Operand> operands,
-                                                       const CallOptions& options) {
-  Found found;
+absl::Status StepVerifier::Find(absl::Span<const Operand> operands, const CallOptions& options) {
   for (const Operand& operand : operands) {
-    Operand& own = operands_.emplace_back(operand);
-    ValueDescriptor& described = found.described.emplace_back();
-    if (const auto* const literal = std::get_if<Literal>(&operand.value)) {
-      described = {.dtype = literal->dtype, .shape = literal->shape, .spec = PartitionSpec()};
-    } else {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          const Array array,
-          client_->arrays().DescribeArray(std::get<ArraySelector>(operand.value), options));
-      const ArrayDescriptor& from = array.descriptor;
-      SHARDMESH_RETURN_IF_ERROR(RefusePartialSums(from, types_.size()));
-      described = {.dtype = from.dtype,
-                   .shape = from.shape,
-                   .spec = from.spec,
-                   .cut_points = from.cut_points};
-      found.mesh = from.mesh;
-      own.value = ArraySelector::ById(from.array_id);
-    }
-    types_.push_back({described.dtype, described.shape});
+    SHARDMESH_ASSIGN_OR_RETURN(KnownOperand known, FindOperandOf(client_, operand, options));
+    operands_.push_back(known.operand);
+    types_.push_back({known.described.dtype, known.described.shape});
+    known_.push_back(std::move(known));
   }
-  return found;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Mesh> StepVerifier::MeshOfStep(const CallOptions& options) const {
+  for (const KnownOperand& known : known_) {
+    if (known.mesh.has_value()) return *known.mesh;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client_->layouts().DescribeMesh({}, options));
+  return answer.mesh;
 }
 
 absl::Status StepVerifier::Prepare(const Program& program, const CallOptions& options) {
   program_ = program;
+  if (const auto collective = OnlyCollectiveOf(program);
+      collective.has_value() && collective->input < known_.size()) {
+    return PrepareCollective(*collective, options);
+  }
   SHARDMESH_ASSIGN_OR_RETURN(types_, TypesOfValues(program, types_));
   product_ = OnlyProductOf(program);
   // Rows of a donated operand cannot be got after the step.
@@ -225,38 +213,52 @@ absl::Status StepVerifier::Prepare(const Program& program, const CallOptions& op
   if (is_donated) product_.reset();
   if (product_.has_value()) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(CheckReferenceSize(program, types_));
-  for (const Operand& operand : operands_) {
-    SHARDMESH_ASSIGN_OR_RETURN(elements_.emplace_back(), Elements(operand, options));
+  for (const KnownOperand& known : known_) {
+    SHARDMESH_ASSIGN_OR_RETURN(elements_.emplace_back(), ElementsOf(client_, known, options));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<BoundedTensorPtr> StepVerifier::Elements(const Operand& operand,
-                                                        const CallOptions& options,
-                                                        const std::optional<Tile>& part) const {
-  if (const auto* const literal = std::get_if<Literal>(&operand.value)) {
-    SHARDMESH_ASSIGN_OR_RETURN(const TensorView whole,
-                               TensorView::Create(literal->dtype, literal->shape, literal->bytes));
-    if (!part.has_value()) {
-      SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor all, ExactTensor(whole));
-      return std::make_shared<const BoundedTensor>(std::move(all));
-    }
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
-                               PackedSizeBytes(literal->dtype, part->element_count()));
-    std::string bytes(static_cast<size_t>(size_bytes), '\0');
-    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(whole, *part, 0, absl::MakeSpan(bytes)));
-    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
-                               TensorView::Create(literal->dtype, part->shape(), bytes));
-    SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor elements, ExactTensor(view));
-    return std::make_shared<const BoundedTensor>(std::move(elements));
+absl::Status StepVerifier::PrepareCollective(const CollectiveOp& op, const CallOptions& options) {
+  const KnownOperand& known = known_[op.input];
+  SHARDMESH_ASSIGN_OR_RETURN(Mesh mesh, MeshOfStep(options));
+  SHARDMESH_RETURN_IF_ERROR(CheckCollectiveSize(op, mesh, known.described));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<BoundedTensorPtr> sums,
+                             PartialSumsOf(client_, known, options));
+  input_ =
+      LaidOutTensor{.mesh = std::move(mesh), .layout = known.described, .sums = std::move(sums)};
+  collective_ = op;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::VerifyCollective(
+    const StepResult& result, const CallOptions& options) const {
+  const ArrayDescriptor& out = result.outputs.front().array.descriptor;
+  LaidOutTensor input = input_;
+  input.mesh = out.mesh;  // that of a literal is known now
+  SHARDMESH_ASSIGN_OR_RETURN(LaidOutTensor expected, ReferenceCollective(*collective_, input));
+  if (expected.layout.shape != out.shape || expected.layout.dtype != out.dtype) {
+    return absl::DataLossError(
+        StrCat("output 0 is ", DtypeName(out.dtype), " ", ShapeToString(out.shape),
+               "; the collective of ", ShapeToString(input.layout.shape), " gives ",
+               DtypeName(expected.layout.dtype), " ", ShapeToString(expected.layout.shape)));
   }
-  const auto& array = std::get<ArraySelector>(operand.value);
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor gathered,
-                             part.has_value()
-                                 ? client_->arrays().Gather(array, SliceOf(*part), nullptr, options)
-                                 : client_->arrays().Gather(array, nullptr, options));
-  SHARDMESH_ASSIGN_OR_RETURN(BoundedTensor elements, ExactTensor(gathered.view()));
-  return std::make_shared<const BoundedTensor>(std::move(elements));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<BoundedTensorPtr> sums,
+                             PartialSumsOf(client_, KnownArray(out), options));
+  // A change of layout after the collective adds up its partial sums.
+  if (sums.size() == 1) expected.sums = {SumOf(expected.sums)};
+  if (sums.size() != expected.sums.size()) {
+    return absl::DataLossError(StrCat("output 0 has ", sums.size(),
+                                      " partial sums; the collective gives ",
+                                      expected.sums.size()));
+  }
+  std::vector<VerifiedResult> verified;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    verified.push_back(
+        CompareElements(sums.size() == 1 ? "output 0" : StrCat("partial sum ", i, " of output 0"),
+                        *sums[i], *expected.sums[i]));
+  }
+  return verified;
 }
 
 absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& result,
@@ -268,16 +270,15 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
       const ProductDims dims,
       ProductDimsOf(lhs_shape, product.transpose_lhs, rhs_shape, product.transpose_rhs));
   const ArrayDescriptor& out = result.outputs.front().array.descriptor;
-  const Operand out_operand(ArraySelector::ById(out.array_id));
   const bool is_contracted = dims.back().extent > 0;
   ProductEnd end = {.scale = product.scale, .activation = product.activation, .dtype = out.dtype};
   BoundedTensorPtr bias;
   if (product.bias.has_value()) {
-    SHARDMESH_ASSIGN_OR_RETURN(bias, Elements(operands_[*product.bias], options));
+    SHARDMESH_ASSIGN_OR_RETURN(bias, ElementsOf(client_, known_[*product.bias], options));
   }
   BoundedTensorPtr scales;
   if (product.scales.has_value()) {
-    SHARDMESH_ASSIGN_OR_RETURN(scales, Elements(operands_[*product.scales], options));
+    SHARDMESH_ASSIGN_OR_RETURN(scales, ElementsOf(client_, known_[*product.scales], options));
   }
   const int64_t columns = out.shape.back();
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t count, ElementCount(out.shape));
@@ -302,11 +303,11 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
     const bool is_lhs = of == ProductSide::kLhs;
     if (!is_contracted) return nothing;
     const Tile tile = VectorOf(dims, of, is_lhs ? lhs_shape : rhs_shape, index);
-    if (is_lhs) return Elements(operands_[product.lhs], options, tile);
+    if (is_lhs) return ElementsOf(client_, known_[product.lhs], options, tile);
     if (vectors.size() >= most_vectors) vectors.clear();
     BoundedTensorPtr& known = vectors[tile.ToString()];
     if (known == nullptr) {
-      SHARDMESH_ASSIGN_OR_RETURN(known, Elements(operands_[product.rhs], options, tile));
+      SHARDMESH_ASSIGN_OR_RETURN(known, ElementsOf(client_, known_[product.rhs], options, tile));
     }
     return known;
   };
@@ -318,7 +319,7 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
       out_row.ranges[dim] = {index[dim], index[dim] + 1};
     }
     SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
-                               Elements(out_operand, options, out_row));
+                               ResultElementsOf(client_, out, options, out_row));
     SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr lhs, vector(ProductSide::kLhs, index));
     for (const int64_t column : column_indices) {
       index.back() = column;
@@ -327,9 +328,9 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
       BoundedNumber added;
       if (bias != nullptr) added = {bias->values[place], bias->bound(place)};
       if (scales != nullptr) end.factor = {scales->values[place], scales->bound(place)};
-      comparison.Add(elements->values[place],
-                     ProductElement(VectorOf(*lhs), VectorOf(*rhs), added, end),
-                     [&] { return index; });
+      BoundedNumber expected = ProductElement(VectorOf(*lhs), VectorOf(*rhs), added, end);
+      expected.bound += elements->bound(place);
+      comparison.Add(elements->values[place], expected, [&] { return index; });
     }
   }
   return std::move(comparison).Result();
@@ -337,6 +338,7 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
 
 absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::Verify(const StepResult& result,
                                                                  const CallOptions& options) const {
+  if (collective_.has_value()) return VerifyCollective(result, options);
   std::vector<VerifiedResult> verified;
   if (product_.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(verified.emplace_back(), VerifyProduct(result, options));
@@ -345,15 +347,15 @@ absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::Verify(const StepResul
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<BoundedTensorPtr> values,
                              ReferenceValues(program_, types_, elements_));
   for (size_t i = 0; i < program_.outputs.size(); ++i) {
-    const std::string& array_id = result.outputs[i].array.descriptor.array_id;
-    SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
-                               Elements(ArraySelector::ById(array_id), options));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const BoundedTensorPtr elements,
+        ResultElementsOf(client_, result.outputs[i].array.descriptor, options));
     verified.push_back(
         CompareElements(StrCat("output ", i), *elements, *values[program_.outputs[i]]));
   }
   for (const StateUpdate& update : program_.updates) {
     SHARDMESH_ASSIGN_OR_RETURN(const BoundedTensorPtr elements,
-                               Elements(operands_[update.operand], options));
+                               ElementsOf(client_, known_[update.operand], options));
     verified.push_back(CompareElements(StrCat("the new elements of operand ", update.operand),
                                        *elements, *values[update.value]));
   }
@@ -361,6 +363,19 @@ absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::Verify(const StepResul
 }
 
 absl::Status CheckVerified(absl::Span<const VerifiedResult> results) {
+  int64_t checked = 0;
+  int64_t undetermined = 0;
+  for (const VerifiedResult& result : results) {
+    checked += result.checked;
+    undetermined += result.undetermined;
+  }
+  if (checked == 0 && undetermined > 0) {
+    return WithReason(absl::UnimplementedError(
+                          StrCat("nothing was verified: no bound is known for the errors of ",
+                                 undetermined, " elements, which are all that there are; ",
+                                 "verify a smaller part of the program, such as one layer")),
+                      Reason::kNotAvailable);
+  }
   for (const VerifiedResult& result : results) {
     if (!result.first_outside.has_value()) continue;
     const VerifiedResult::Element& element = *result.first_outside;

@@ -11,15 +11,15 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/inspect/bounded_tensor.h"
+#include "client/inspect/operand_elements.h"
+#include "client/inspect/reference_collective.h"
 #include "client/inspect/reference_program.h"
 #include "client/mesh_client.h"
 #include "client/types/call_options.h"
 #include "client/types/step.h"
 #include "program/program.h"
-#include "program/step_plan.h"
 #include "program/tensor_op.h"
 #include "sharding/mesh.h"
-#include "sharding/tile.h"
 
 namespace shardmesh::client {
 
@@ -51,7 +51,11 @@ struct VerifiedResult {
 // Verifies one step. A program of one product, perhaps with reshards of its result, is recomputed
 // at sampled elements: the client gets only the rows and columns that they need. Other programs are
 // recomputed as a whole, and all elements are compared. The bound of each error is that of a
-// running error analysis; reference_ops.h says of which.
+// running error analysis; reference_ops.h says of which. A program of one collective, perhaps with
+// reshards of its result, is recomputed on the tiles of all devices.
+//
+// Operands may be partial sums. A result that holds partial sums is compared as their sum, which
+// may differ by the roundings of each; that of a collective, each partial sum by itself.
 //
 // Example:
 //   auto verifier = StepVerifier::Create(client, program, operands);
@@ -69,9 +73,8 @@ class StepVerifier {
   // If the program has a symbolic dimension, verifies that of the operands' length. Also errors of
   // LengthOf (program/graph/symbolic_program.h).
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the program is too large; see CheckReferenceSize.
-  // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective, an element type that is not
-  // verified, or an operand that holds partial sums. Also errors of ArrayClient::DescribeArray and
-  // ArrayClient::Gather.
+  // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective among other ops, or an element type
+  // that is not verified. Also errors of ArrayClient::DescribeArray and ArrayClient::Gather.
   static absl::StatusOr<StepVerifier> Create(MeshClient* client, const Program& program,
                                              absl::Span<const Operand> operands,
                                              const VerifyOptions& verify_options = {},
@@ -89,41 +92,45 @@ class StepVerifier {
   const std::vector<Operand>& operands() const { return operands_; }
 
   // Compares the results of the step, which exist still, and what it has made of state. Errors are
-  // those of ArrayClient::Gather, not that results are wrong.
+  // those of ArrayClient::Gather, and DATA_LOSS if the result of a collective has another type or
+  // layout than it should have; not that elements are wrong.
   absl::StatusOr<std::vector<VerifiedResult>> Verify(const StepResult& result,
                                                      const CallOptions& options = {}) const;
 
  private:
   StepVerifier() = default;
 
-  // Finds the operands, and sets operands_ and the first of types_. Returns their descriptions, and
-  // the mesh of their arrays if there are some.
-  struct Found {
-    std::vector<ValueDescriptor> described;
-    std::optional<Mesh> mesh;
-  };
-  absl::StatusOr<Found> Find(absl::Span<const Operand> operands, const CallOptions& options);
+  // Sets operands_, known_, and the first of types_.
+  absl::Status Find(absl::Span<const Operand> operands, const CallOptions& options);
+  // Returns the mesh of the operands; without arrays among them, the mesh "default".
+  absl::StatusOr<Mesh> MeshOfStep(const CallOptions& options) const;
   // Gets what is needed before the step.
   absl::Status Prepare(const Program& program, const CallOptions& options);
-  absl::StatusOr<BoundedTensorPtr> Elements(const Operand& operand, const CallOptions& options,
-                                            const std::optional<Tile>& part = {}) const;
+  absl::Status PrepareCollective(const CollectiveOp& op, const CallOptions& options);
   absl::StatusOr<VerifiedResult> VerifyProduct(const StepResult& result,
                                                const CallOptions& options) const;
+  absl::StatusOr<std::vector<VerifiedResult>> VerifyCollective(const StepResult& result,
+                                                               const CallOptions& options) const;
 
   MeshClient* client_ = nullptr;
   Program program_;
   VerifyOptions verify_options_;
   std::vector<Operand> operands_;
+  std::vector<KnownOperand> known_;          // the same operands
   std::vector<TensorType> types_;            // of all values
   std::optional<ReferenceProduct> product_;  // if the program is one product
+  std::optional<CollectiveOp> collective_;   // if the program is one collective
+  LaidOutTensor input_;                      // of the collective
   std::vector<BoundedTensorPtr> elements_;   // of the operands, otherwise
 };
 
 // Returns OK if no compared element is beyond its bound. Otherwise DATA_LOSS; names the first such
-// element, what the workers have computed, what was expected, and the bound.
+// element, what the workers have computed, what was expected, and the bound. UNIMPLEMENTED
+// (NOT_AVAILABLE): there are elements, and no bound is known for any of them.
 absl::Status CheckVerified(absl::Span<const VerifiedResult> results);
 
-// Compares all elements of a result with what was expected. Both have one shape. Exposed for tests.
+// Compares all elements of a result with what was expected. Both have one shape. The bound of an
+// error is the sum of the bounds of both.
 VerifiedResult CompareElements(std::string what, const BoundedTensor& elements,
                                const BoundedTensor& expected);
 

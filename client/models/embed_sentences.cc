@@ -34,7 +34,8 @@ size_t SentencesOfStep(absl::Span<const std::vector<int32_t>> sentences, const B
 // Runs one step, and adds its embeddings to `result`.
 absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const BertConfig& config,
                         absl::Span<const std::vector<int32_t>> sentences,
-                        const CallOptions& options, SentenceEmbeddings& result) {
+                        const CallOptions& options, StepObserver* observer,
+                        SentenceEmbeddings& result) {
   const int64_t length = PaddedLength(sentences, config);
   const auto count = static_cast<int64_t>(sentences.size());
   SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, BertEmbedding(config, count, length, model.dtype));
@@ -44,8 +45,15 @@ absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const Bert
   bindings.operands.emplace("mask", Int32Literal(count, length, batch.mask));
   bindings.mesh_id = model.mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
+  if (observer != nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(
+        observer->BeforeStep(graph.program, call.operands, StepOptions(options)));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
                              client->compute().Execute(call, StepOptions(options)));
+  if (observer != nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(observer->AfterStep(step, StepOptions(options)));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
   for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));
@@ -64,14 +72,15 @@ absl::Status CheckSentences(const LoadedModel& model,
 
 absl::StatusOr<SentenceEmbeddings> EmbedSentences(MeshClient* client, const LoadedModel& model,
                                                   absl::Span<const std::vector<int32_t>> sentences,
-                                                  const CallOptions& options) {
+                                                  const CallOptions& options,
+                                                  StepObserver* observer) {
   SHARDMESH_RETURN_IF_ERROR(CheckSentences(model, sentences));
   SHARDMESH_ASSIGN_OR_RETURN(const BertConfig config, BertConfigOf(model));
   SentenceEmbeddings result;
   while (!sentences.empty()) {
     const size_t count = SentencesOfStep(sentences, config);
     SHARDMESH_RETURN_IF_ERROR(
-        EmbedBatch(client, model, config, sentences.subspan(0, count), options, result));
+        EmbedBatch(client, model, config, sentences.subspan(0, count), options, observer, result));
     sentences.remove_prefix(count);
   }
   return result;

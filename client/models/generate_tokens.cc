@@ -112,6 +112,7 @@ class Decoder {
                               Int32Literal(batch_.sequences, length, tokens.positions));
     bindings.operands.emplace("ends", Int32Literal(batch_.sequences, 1, tokens.ends));
     SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
+    SHARDMESH_RETURN_IF_ERROR(Before(graph, call));
     SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
                                client_->compute().Execute(call, StepOptions(options_)));
     result_.prefill = step.timings;
@@ -129,9 +130,11 @@ class Decoder {
                                client_->compute().OpenStream(false, options_));
     const auto start = std::chrono::steady_clock::now();
     const int64_t steps = generate_options_.max_new_tokens - 1;
+    const int64_t ahead = generate_options_.observer == nullptr ? kStepsAhead : 1;
     int64_t sent = 0;
     for (int64_t number = 1; number <= steps && !IsOver(); ++number) {
-      for (; sent < std::min(steps, number - 1 + kStepsAhead); ++sent) {
+      for (; sent < std::min(steps, number - 1 + ahead); ++sent) {
+        SHARDMESH_RETURN_IF_ERROR(Before(graph, call));
         if (!stream->Send(call).ok()) break;  // the stream says why when it is read
         call.work = std::string();
         if (sent + 1 == steps) stream->EndSends();
@@ -159,6 +162,18 @@ class Decoder {
     }
   }
 
+  absl::Status Before(const Graph& graph, const ExecuteCall& call) const {
+    StepObserver* const observer = generate_options_.observer;
+    return observer == nullptr
+               ? absl::OkStatus()
+               : observer->BeforeStep(graph.program, call.operands, StepOptions(options_));
+  }
+  absl::Status After(const StepResult& step) const {
+    StepObserver* const observer = generate_options_.observer;
+    return observer == nullptr ? absl::OkStatus()
+                               : observer->AfterStep(step, StepOptions(options_));
+  }
+
   void Hold(const StepResult& step) {
     for (const StepOutput& output : step.outputs) {
       held_.push_back(output.array.descriptor.array_id);
@@ -168,6 +183,7 @@ class Decoder {
   // Takes the tokens of a step.
   absl::Status Take(const Graph& graph, const StepResult& step) {
     Hold(step);
+    SHARDMESH_RETURN_IF_ERROR(After(step));
     SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const next, FindOutput(graph, step, "next"));
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, Int32sOf(*next));
     if (tokens.size() != result_.tokens.size()) {

@@ -14,12 +14,15 @@
 #include "client/models/loaded_model.h"
 #include "client/types/call_options.h"
 #include "client/types/step.h"
+#include "client/types/step_observer.h"
 
 namespace shardmesh::client {
 
 struct GenerateOptions {
   int64_t max_new_tokens = 64;  // of each sequence, at least 1
   bool gives_logits = false;
+  // Sees each step. May be null. With it, steps run one at a time.
+  StepObserver* observer = nullptr;
   // Called after each step with its tokens, one for each sequence. May be null.
   std::function<void(absl::Span<const int32_t> tokens)> on_tokens = nullptr;
 };
@@ -54,8 +57,8 @@ absl::Status CheckPrompts(const LoadedModel& model, absl::Span<const std::vector
 // Errors are INVALID_ARGUMENT: BAD_FIELD for an empty prompt, a token that is not in the
 // vocabulary, or a model of another kind; LIMIT_EXCEEDED for a prompt that is, with the new tokens,
 // longer than max_positions, for too many prompts, and for prompts or logits of a step that take
-// more than kMaxLiteralBytes. Also errors of ArrayClient::PutTensors,
-// ComputeClient::Execute and StepStream::Next.
+// more than kMaxLiteralBytes. Also errors of ArrayClient::PutTensors, ComputeClient::Execute,
+// StepStream::Next and the observer.
 absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
                                           absl::Span<const std::vector<int32_t>> prompts,
                                           const GenerateOptions& generate_options = {},

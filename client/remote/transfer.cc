@@ -550,7 +550,9 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
-  SHARDMESH_RETURN_IF_ERROR(CheckReduced(array, options.array));
+  if (!options.partial_sum.has_value()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckReduced(array, options.array));
+  }
   const TileCopy own{.array_id = array.array_id, .token = token};
   std::vector<CopyDevices> copies;
   copies.emplace_back(&own, devices);
@@ -568,6 +570,9 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     SHARDMESH_ASSIGN_OR_RETURN(tile.size_bytes, array.TileSizeBytes(owned.tile));
     for (const CopyDevices& each : copies) {
       for (const DeviceId rank : owned.devices) {
+        if (options.partial_sum.has_value() && PartialSumOf(array, rank) != *options.partial_sum) {
+          continue;
+        }
         if (const auto found = each.by_rank.find(rank); found != each.by_rank.end()) {
           tile.holders.push_back({.device = found->second, .copy = each.copy});
         }

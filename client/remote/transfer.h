@@ -4,6 +4,7 @@
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,6 +74,9 @@ struct TransferOptions {
   // For messages of Download: the array as commands write it, such as "w" or "w@3". If empty,
   // messages write @ID.
   std::string array = {};
+  // For Download: the partial sum to take, by PartialSumOf; nullopt: an array that holds partial
+  // sums is refused.
+  std::optional<int64_t> partial_sum = std::nullopt;
   // For Download: the copy from which it takes the tiles that the array's own workers do not give;
   // null: there is none.
   const SecondCopy* second_copy = nullptr;
@@ -123,10 +127,10 @@ absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text)
 // progress callback does not count, and each address of a worker has this time.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left in either
-// copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED:
-// `cancellation`, which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask
-// another holder. After any other failure, returns the error of the stream that failed first. After
-// an error, `into` is partly filled.
+// copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums, and
+// `options.partial_sum` is not set. CANCELLED: `cancellation`, which may be null, was cancelled.
+// DEADLINE_EXCEEDED: no time is left to ask another holder. After any other failure, returns the
+// error of the stream that failed first. After an error, `into` is partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

@@ -1,7 +1,9 @@
 // Memory for gathered tensors, and the tiles that slices mean.
 #include "client/types/array.h"
 
+#include <cstddef>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +54,26 @@ std::string Objection(const SliceRange& range, size_t dim, int64_t end) {
 }
 
 }  // namespace
+
+int64_t PartialSumCount(const ArrayDescriptor& array) {
+  int64_t count = 1;
+  for (const std::string& axis : array.spec.unreduced()) {
+    const std::optional<int64_t> found = array.mesh.FindAxis(axis);
+    if (found.has_value()) count *= array.mesh.axes()[static_cast<size_t>(*found)].size;
+  }
+  return count;
+}
+
+int64_t PartialSumOf(const ArrayDescriptor& array, DeviceId rank) {
+  int64_t number = 0;
+  for (const std::string& axis : array.spec.unreduced()) {
+    const std::optional<int64_t> found = array.mesh.FindAxis(axis);
+    if (!found.has_value()) continue;
+    number = number * array.mesh.axes()[static_cast<size_t>(*found)].size +
+             array.mesh.CoordinateOf(rank, *found);
+  }
+  return number;
+}
 
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array) {
   const Tile whole = Tile::Whole(array.shape);

@@ -108,6 +108,13 @@ struct TileHolder {
   bool present = false;  // false: the tile is missing
 };
 
+// Returns the number of partial sums of the array, which add up to its value: the size of the
+// groups of devices along the unreduced axes of its spec; 1 without such axes.
+int64_t PartialSumCount(const ArrayDescriptor& array);
+// Returns the number of the partial sum that a rank has a tile of: the place of the rank among the
+// devices along these axes, in the order of the spec, the first one major.
+int64_t PartialSumOf(const ArrayDescriptor& array, DeviceId rank);
+
 // The workers of an array's tiles, by rank; only the first 1,000 ranks. Both are empty if the
 // coordinator is older.
 struct ArrayHolders {

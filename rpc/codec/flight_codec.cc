@@ -117,7 +117,7 @@ absl::StatusOr<StepProgress> Decode(const v1::StepProgress& from) {
 
 namespace {
 
-static_assert(static_cast<int>(TraceSpanKind::kWait) + 1 == v1::TRACE_SPAN_KIND_WAIT);
+static_assert(TraceSpanKindNumber(TraceSpanKind::kWait) == v1::TRACE_SPAN_KIND_WAIT);
 
 void EncodeSpan(const TraceSpan& from, v1::TraceSpan* to) {
   to->set_kind(EncodeEnum<v1::TraceSpanKind>(from.kind));
@@ -131,9 +131,9 @@ void EncodeSpan(const TraceSpan& from, v1::TraceSpan* to) {
 
 absl::StatusOr<TraceSpan> DecodeSpan(const v1::TraceSpan& from) {
   TraceSpan span{.op = from.instruction(), .flops = from.flops(), .bytes = from.bytes()};
-  SHARDMESH_ASSIGN_OR_RETURN(
-      span.kind,
-      DecodeEnum<TraceSpanKind>(from.kind(), v1::TraceSpanKind_IsValid(from.kind()), "kind"));
+  // A kind that only newer builds know keeps its number.
+  SHARDMESH_ASSIGN_OR_RETURN(span.kind,
+                             DecodeEnum<TraceSpanKind>(from.kind(), from.kind() > 0, "kind"));
   SHARDMESH_ASSIGN_OR_RETURN(span.start, Decode(from.start()));
   SHARDMESH_ASSIGN_OR_RETURN(span.elapsed, Decode(from.elapsed()));
   if (from.has_peer_rank()) span.peer = from.peer_rank();

@@ -393,8 +393,8 @@ absl::Status StepRunner::MakeState(Running* running, absl::Duration time_left) c
 }
 
 void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
-  const std::vector<std::optional<ValueIndex>> results =
-      ResultsOverOperands(running->prepared->plan);
+  // Takes as long as the plan, so steps without a donated operand do not ask for it.
+  std::optional<std::vector<std::optional<ValueIndex>>> results;
   for (size_t i = 0; i < running->operands.size(); ++i) {
     FoundOperand& operand = running->operands[i];
     if (operand.array == nullptr) {
@@ -418,8 +418,10 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
       operand.donate = false;
     }
     // Workers never write a result over durable tiles, so a durable operand survives a failed step.
-    operand.overwritten = operand.donate && operand.array->durability == Durability::kMemory &&
-                          results[i].has_value();
+    if (operand.donate && operand.array->durability == Durability::kMemory) {
+      if (!results.has_value()) results = ResultsOverOperands(running->prepared->plan);
+      operand.overwritten = (*results)[i].has_value();
+    }
     (operand.donate ? step->writes : step->reads).push_back(array_id);
   }
 }

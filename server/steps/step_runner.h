@@ -78,8 +78,8 @@ class StepRunner {
 
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
-    // The plans that were compared for a program of one product, the fastest first. Their times are
-    // predicted from the figures of `prepared`, so the first is the prepared plan.
+    // The plans of PlanCandidates. Their times are predicted from the figures of `prepared`, so the
+    // first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
     std::vector<int64_t> rank_peak_bytes = {};  // empty for more than kMostRankPeaks ranks
     // The lengths of a program with a symbolic dimension. `prepared` is the plan for the longest.

@@ -38,10 +38,12 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
     return cluster_->Run(std::move(arguments));
   };
   const auto expect = [&](std::vector<std::string> arguments, const std::string& spec) {
+    arguments.emplace_back("--verify");
     const CommandResult result = collective(std::move(arguments));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("spec " + spec));
     EXPECT_THAT(result.out, HasSubstr("\nPredicted: "));
+    EXPECT_THAT(result.out, HasSubstr("\nVerified "));
   };
   expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "3", "--as", "rows"},
          "(fsdp,tp),-, named rows");
@@ -53,6 +55,16 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
          "fsdp,- unreduced tp");
   expect({"reduce", "rows", "--axes", "tp", "--as", "partial"},
          "fsdp,- unreduced tp, named partial");
+  EXPECT_THAT(collective({"reduce", "rows", "--axes", "tp", "--root=1", "--verify"}).out,
+              AllOf(HasSubstr("\nVerified 16 elements of partial sum 0 of output 0: "),
+                    HasSubstr("\nVerified 16 elements of partial sum 1 of output 0: ")));
+  // Partial sums as operands, of a collective and of a product, and added up by a change of layout.
+  expect({"all-reduce", "partial", "--axes", "tp"}, "fsdp,-");
+  expect({"gather", "rows", "--axes", "tp", "--result-spec", "-,tp"}, "-,tp");
+  const CommandResult product =
+      cluster_->Run({"matmul", "partial", "partial", "--transpose-b", "--verify"});
+  EXPECT_EQ(product.exit_code, 0) << product.err;
+  EXPECT_THAT(product.out, HasSubstr("\nVerified 16 elements of output 0: "));
   expect({"all-reduce", "rows", "--axes", "tp", "--order", "fastest", "--algorithm", "ring"},
          "fsdp,-");
   expect({"barrier", "rows", "--axes", "tp"}, "(fsdp,tp),-");
@@ -562,6 +574,22 @@ TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {
         {"linear", x, w, "--axis=tp", "--reduce-output", "--reduce-scatter-output"},
         "set only one of them"},
        {"a type that layers lack", {"linear", x, w, "--dtype", "I32"}, "(UNSUPPORTED_DTYPE)"}});
+  // The plans of a layer that is parallel along an axis, and of one with two weights.
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--axis", "tp", "--method", "all-gather"}, {w}}) {
+    std::vector<std::string> arguments = {"linear",       x,   w,          "--plan-only",
+                                          "--candidates", "3", "--output", "json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult plans = cluster_->Run(arguments);
+    ASSERT_EQ(plans.exit_code, 0) << plans.err;
+    const json candidates = json::parse(plans.out)["candidates"];
+    ASSERT_GE(candidates.size(), 1u);
+    EXPECT_LE(candidates.size(), 3u);
+    EXPECT_GT(candidates[0]["peak_bytes"], 0);
+    const std::string roles = candidates[0]["roles"];
+    EXPECT_THAT(roles, HasSubstr("tp: "));
+    EXPECT_EQ(roles.find("; op ") != std::string::npos, more.size() == 1) << roles;
+  }
   const std::pair<std::vector<std::string>, std::string> wrong[] = {
       {{"--method", "all-gather"}, "--axis"},
       {{"--axis", "tp", "--method", "all-gathr"}, "did you mean \"all-gather\"?"},
@@ -578,7 +606,6 @@ TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {
       {{"--weight", "w", "--out", "a.npy", "--out", "a.npy"}, "--out: \"a.npy\" is given twice"},
       {{"--weight", "w", "--bias", "b"}, "--bias is given 1 time; the layer has 2 weights"},
       {{"--out", "y.txt"}, "linear writes .npy files; name it y.npy"},
-      {{"--axis", "tp", "--plan-only", "--candidates", "2"}, "--candidates shows plans of one"},
       {{"--reduce-scater-output", "--axis", "tp"}, "--reduce-scatter-output"},
   };
   for (const auto& [more, error] : wrong) {

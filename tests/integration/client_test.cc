@@ -372,10 +372,20 @@ class CollectiveClientTest : public ClientTest, public ::testing::WithParamInter
                                                    PartitionSpec* spec) {
     SHARDMESH_ASSIGN_OR_RETURN(client::StepResult result, client().compute().Collective(call));
     *spec = result.outputs[0].array.descriptor.spec;
+    std::optional<std::vector<float>> added;  // the partial sums, added up here
     if (!spec->unreduced().empty()) {
       const client::ArraySelector parts =
           client::ArraySelector::ById(result.outputs[0].array.descriptor.array_id);
       EXPECT_FALSE(client().arrays().Gather(parts).ok()) << "of partial sums";
+      const int64_t count = client::PartialSumCount(result.outputs[0].array.descriptor);
+      for (int64_t number = 0; number < count; ++number) {
+        SHARDMESH_ASSIGN_OR_RETURN(const client::GatheredTensor sum,
+                                   client().arrays().GatherPartialSum(parts, number));
+        const std::vector<float> elements = FloatsOf(sum.view().bytes());
+        added = added.has_value() ? Add(*std::move(added), elements) : elements;
+      }
+      EXPECT_THAT(client().arrays().GatherPartialSum(parts, count),
+                  StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
       SHARDMESH_ASSIGN_OR_RETURN(
           result, client().compute().Collective(
                       {.input = parts,
@@ -385,7 +395,11 @@ class CollectiveClientTest : public ClientTest, public ::testing::WithParamInter
     SHARDMESH_ASSIGN_OR_RETURN(const client::GatheredTensor gathered,
                                client().arrays().Gather(client::ArraySelector::ById(
                                    result.outputs[0].array.descriptor.array_id)));
-    return FloatsOf(gathered.view().bytes());
+    std::vector<float> elements = FloatsOf(gathered.view().bytes());
+    if (added.has_value()) {
+      EXPECT_EQ(*added, elements);
+    }
+    return elements;
   }
 
   // Returns the products of each row of one matrix with each row of another one, of 4 columns each.

@@ -185,6 +185,20 @@ TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
   const nlohmann::json json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json["tokens"], nlohmann::json({expected}));
   EXPECT_EQ(json["decode_steps"], 4);
+
+  // Each step is recomputed from the state before it.
+  result = cluster_->Run({"generate", "--model", "small", "--tokens", "1,2,3", "--tokens", "9",
+                          "--max-new", "3", "--verify", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json verified = nlohmann::json::parse(result.out);
+  EXPECT_EQ(verified["tokens"][0], nlohmann::json({expected[0], expected[1], expected[2]}));
+  EXPECT_EQ(verified["verified_steps"], 3);
+  ASSERT_EQ(verified["verified"].size(), 2U) << "tokens, and state: " << result.out;
+  EXPECT_EQ(verified["verified"][0]["checked"].get<int>() +
+                verified["verified"][0]["undetermined"].get<int>(),
+            6);
+  EXPECT_EQ(verified["verified"][1]["what"], "state");
+  EXPECT_GT(verified["verified"][1]["checked"], 0);
 }
 
 TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
@@ -206,6 +220,9 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
   EXPECT_EQ(std::count(line.begin(), line.end(), ','), 63) << result.out;
+  result = cluster_->Run({"embed", "--model", "encoder", "--tokens", "101,7,102", "--verify"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("\n1 step verified:\nVerified 64 elements of output 0: "));
 }
 
 TEST_F(ModelCommandTest, AnInterruptedRunReleasesItsCachesAtOnce) {

@@ -7,8 +7,11 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "client/inspect/verify_series.h"
+#include "client/inspect/verify_step.h"
 #include "client/types/zero_tensor.h"
 #include "program/program.h"
 #include "program/tensor_op.h"
@@ -88,6 +91,47 @@ TEST_F(StateTest, AHundredStepsOfOneStreamUpdateACounter) {
   EXPECT_EQ(RunIncrements(100), 100);
   EXPECT_THAT(cluster_->client().compute().Execute(Increment()), IsOk());
   EXPECT_THAT(Count(), IsOkAndHolds(testing::Each(101.0F)));
+
+  // Steps are verified with the state that those before them leave: four that are open together,
+  // and one that is not.
+  client::SeriesVerifier verifier(&cluster_->client());
+  auto stream = cluster_->client().compute().OpenStream();
+  ASSERT_THAT(stream, IsOk());
+  const auto send = [&] {
+    const client::ExecuteCall call = Increment();
+    ASSERT_THAT(verifier.Begin(std::get<Program>(call.work), call.operands), IsOk());
+    ASSERT_THAT((*stream)->Send(call), IsOk());
+  };
+  std::vector<client::VerifiedResult> verified;
+  const auto next = [&] {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StreamedStep step, (*stream)->Next());
+    ASSERT_THAT(step.result, IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(verified, verifier.End(*step.result));
+  };
+  for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(send());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_NO_FATAL_FAILURE(next());
+    EXPECT_THAT(verified, testing::IsEmpty()) << "the steps after it update the state";
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (i == 1) {
+      ASSERT_NO_FATAL_FAILURE(send());
+    }
+    ASSERT_NO_FATAL_FAILURE(next());
+    ASSERT_EQ(verified.size(), 1U);
+    EXPECT_EQ(verified[0].checked, kCounters);
+    EXPECT_THAT(client::CheckVerified(verified), IsOk());
+  }
+  EXPECT_EQ(verifier.open_steps(), 0U);
+  EXPECT_THAT(verifier.End({}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  // The verifier does not see this step, so that the state after the next one is not as expected.
+  ASSERT_THAT(cluster_->client().compute().Execute(Increment()), IsOk());
+  ASSERT_NO_FATAL_FAILURE(send());
+  ASSERT_NO_FATAL_FAILURE(next());
+  EXPECT_THAT(client::CheckVerified(verified), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_EQ(verified[0].outside, kCounters);
+  EXPECT_EQ(verified[0].largest_error, 1);
+  (*stream)->EndSends();
 }
 
 TEST_F(StateTest, ACommandPutsZerosThatWorkersMake) {

@@ -150,21 +150,9 @@ Program ProgramOf(ProgramOp op, size_t operands) {
   return program;
 }
 
-// Shows the plan of one op on the given operands, without running the op.
-absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
-                      const std::vector<Operand>& operands, const ResultFlags& flags) {
-  const auto result = static_cast<ValueIndex>(operands.size());
-  Program program = ProgramOf(std::move(op), operands.size());
-  if (flags.spec.has_value()) {
-    program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
-    program.outputs = {result + 1};
-  }
-  const absl::StatusOr<CompiledProgram> compiled =
-      flags.candidates.has_value()
-          ? client->compute().ComparePlans(program, operands, *flags.candidates)
-          : client->compute().Compile(program, operands);
-  if (!compiled.ok()) return ExplainResultSpec(compiled.status(), flags);
-  const CompiledProgram& plan = *compiled;
+// Shows a plan, with candidates if the flags ask for them.
+absl::Status ShowCompiled(const Invocation& invocation, const CompiledProgram& plan,
+                          const ResultFlags& flags) {
   if (flags.candidates.has_value() && plan.candidates.empty()) {
     return WithReason(
         absl::UnimplementedError("the coordinator runs an older build, which shows no "
@@ -179,6 +167,23 @@ absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramO
     PrintPlan(plan);
   }
   return absl::OkStatus();
+}
+
+// Shows the plan of one op on the given operands, without running the op.
+absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
+                      const std::vector<Operand>& operands, const ResultFlags& flags) {
+  const auto result = static_cast<ValueIndex>(operands.size());
+  Program program = ProgramOf(std::move(op), operands.size());
+  if (flags.spec.has_value()) {
+    program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
+    program.outputs = {result + 1};
+  }
+  const absl::StatusOr<CompiledProgram> compiled =
+      flags.candidates.has_value()
+          ? client->compute().ComparePlans(program, operands, *flags.candidates)
+          : client->compute().Compile(program, operands);
+  if (!compiled.ok()) return ExplainResultSpec(compiled.status(), flags);
+  return ShowCompiled(invocation, *compiled, flags);
 }
 
 struct LinearFlags {
@@ -263,11 +268,6 @@ absl::Status CheckLinearFlags(const LinearFlags& flags) {
   };
   SHARDMESH_RETURN_IF_ERROR(check_distinct("--as", flags.names));
   SHARDMESH_RETURN_IF_ERROR(check_distinct("--out", flags.paths));
-  if (flags.IsLayer() && flags.result.candidates.has_value()) {
-    return WrongUse(
-        "--candidates shows plans of one product, and not of a layer with settings of "
-        "its own; leave it out, or the flags of the layer");
-  }
   return absl::OkStatus();
 }
 
@@ -345,13 +345,10 @@ absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const Li
                  .specs = std::vector<std::optional<PartitionSpec>>(
                      flags.result.spec.has_value() ? flags.results() : 0, flags.result.spec)}};
   if (flags.result.plan_only) {
-    SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan, client->compute().CompileLayer(call));
-    if (invocation.json) {
-      invocation.Print(PlanJson(plan));
-    } else {
-      PrintPlan(plan);
-    }
-    return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const CompiledProgram plan,
+        client->compute().CompileLayer(call, flags.result.candidates.value_or(0)));
+    return ShowCompiled(invocation, plan, flags.result);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
                              StepInspector::Create(flags.result.inspect, client, &call));
@@ -510,34 +507,37 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
   const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
-  const CollectiveCall call{.input = std::move(input),
-                            .kind = flags.kind,
-                            .axes = flags.axes,
-                            .dimension = flags.dimension,
-                            .reduction = flags.reduction,
-                            .root = flags.root,
-                            .split_dimension = flags.split_dimension,
-                            .permutation = std::move(permutation),
-                            .counts = flags.counts,
-                            .algorithm = flags.algorithm,
-                            .order = flags.order,
-                            .output = OutputOf(flags.result)};
+  CollectiveCall call{.input = std::move(input),
+                      .kind = flags.kind,
+                      .axes = flags.axes,
+                      .dimension = flags.dimension,
+                      .reduction = flags.reduction,
+                      .root = flags.root,
+                      .split_dimension = flags.split_dimension,
+                      .permutation = std::move(permutation),
+                      .counts = flags.counts,
+                      .algorithm = flags.algorithm,
+                      .order = flags.order,
+                      .output = OutputOf(flags.result)};
+  const CollectiveOp op{.input = 0,
+                        .kind = call.kind,
+                        .axes = call.axes,
+                        .dimension = call.dimension,
+                        .reduction = call.reduction,
+                        .root = call.root,
+                        .split_dimension = call.split_dimension,
+                        .permutation = call.permutation,
+                        .counts = call.counts,
+                        .algorithm = call.algorithm,
+                        .order = call.order};
+  std::vector<Operand> operands = {call.input};
   if (flags.result.plan_only) {
-    const CollectiveOp op{.input = 0,
-                          .kind = call.kind,
-                          .axes = call.axes,
-                          .dimension = call.dimension,
-                          .reduction = call.reduction,
-                          .root = call.root,
-                          .split_dimension = call.split_dimension,
-                          .permutation = call.permutation,
-                          .counts = call.counts,
-                          .algorithm = call.algorithm,
-                          .order = call.order};
-    return ShowPlan(invocation, client.get(), op, {call.input}, flags.result);
+    return ShowPlan(invocation, client.get(), op, operands, flags.result);
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepInspector inspector,
-                             StepInspector::Create(flags.result.inspect));
+                             StepInspector::Create(flags.result.inspect, client.get(),
+                                                   ProgramOf(op, operands.size()), &operands));
+  call.input = operands.front();
   return RunAndFinish(invocation, client.get(), flags.result, inspector,
                       [&] { return client->compute().Collective(call); });
 }
@@ -556,7 +556,10 @@ void AddPlanOptions(CLI::App* command, ResultFlags* flags, bool is_product, CLI:
           ->excludes(out)
           ->excludes(as);
   AddTraceOption(command, &flags->inspect, plan_only);
-  if (!is_product) return;
+  if (!is_product) {
+    AddVerifyOption(command, &flags->inspect, plan_only);
+    return;
+  }
   AddVerifyOptions(command, &flags->inspect, plan_only);
   command
       ->add_option("--candidates", flags->candidates,

@@ -22,6 +22,7 @@
 #include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
+#include "client/inspect/verify_series.h"
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
@@ -192,9 +193,21 @@ absl::Status WriteLogits(const std::string& path, const Generation& generation) 
       elements);
 }
 
+// Adds the comparisons of all steps to `json`, if there were some; if `json` is null, prints them.
+void ReportSteps(const std::optional<VerifyingObserver>& observer, Json* json) {
+  if (!observer.has_value()) return;
+  if (json == nullptr) {
+    std::cout << FormatCount(observer->steps(), "step") << " verified:\n";
+  } else {
+    (*json)["verified_steps"] = observer->steps();
+  }
+  ReportVerified(observer->verified(), json);
+}
+
 struct EmbedFlags {
   ModelFlags model;
   std::string path;
+  InspectFlags inspect;
 };
 
 absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
@@ -213,8 +226,11 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
           [&](const LoadedModel& unloaded) { return CheckSentences(unloaded, sentences); },
           &*interruption, end));
   GuardRun(interruption, client.get(), flags.path, invocation.output);
+  std::optional<VerifyingObserver> observer;
+  if (flags.inspect.verify) observer.emplace(client.get());
   SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
-                             EmbedSentences(client.get(), model, sentences, Until(end)));
+                             EmbedSentences(client.get(), model, sentences, Until(end),
+                                            observer.has_value() ? &*observer : nullptr));
   if (!flags.path.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
   }
@@ -226,6 +242,7 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
       json["path"] = flags.path;
     }
     json["steps"] = StepsJson(result.steps);
+    ReportSteps(observer, &json);
     invocation.Print(json);
     return absl::OkStatus();
   }
@@ -237,6 +254,7 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
             << size << " elements"
             << (flags.path.empty() ? "" : StrCat(", written to ", flags.path)) << "\n";
   PrintStep("The last step", result.steps.back());
+  ReportSteps(observer, nullptr);
   return absl::OkStatus();
 }
 
@@ -244,6 +262,7 @@ struct GenerateFlags {
   ModelFlags model;
   int64_t max_new = 64;
   std::string logits_path;
+  InspectFlags inspect;
 };
 
 double TokensPerSecond(const Generation& generation) {
@@ -284,6 +303,8 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
           [&](const LoadedModel& unloaded) { return CheckPrompts(unloaded, prompts, options); },
           &*interruption, end));
   GuardRun(interruption, client.get(), flags.logits_path, invocation.output);
+  std::optional<VerifyingObserver> observer;
+  if (flags.inspect.verify) options.observer = &observer.emplace(client.get());
   absl::StatusOr<Generation> generation;
   {
     ProgressBar bar("generating", invocation.quiet);
@@ -298,6 +319,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
   }
   if (!invocation.json) {
     PrintGeneration(*generation);
+    ReportSteps(observer, nullptr);
     return absl::OkStatus();
   }
   Json json = {{"model", model.name},
@@ -311,6 +333,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
     json["tokens_per_s"] = TokensPerSecond(*generation);
     json["last_step"] = TimingsJson(generation->decode);
   }
+  ReportSteps(observer, &json);
   invocation.Print(json);
   return absl::OkStatus();
 }
@@ -344,6 +367,7 @@ void AddModelCommands(CommandLine* line) {
       embed, "--out", &embed_flags->path,
       [](std::string_view text) { return ParseNpyPath(text, "embed"); },
       ".npy file that gets the embeddings, a row for each sentence (default: print them)");
+  AddVerifyOption(embed, &embed_flags->inspect, /*plan_only=*/nullptr);
 
   auto generate_flags = std::make_shared<GenerateFlags>();
   CLI::App* const generate = line->AddCommand(
@@ -359,6 +383,7 @@ void AddModelCommands(CommandLine* line) {
       [](std::string_view text) { return ParseNpyPath(text, "generate"); },
       ".npy file that gets the logits of all steps: [prompts, steps, vocabulary]; a step gives at "
       "most 1 MiB of them");
+  AddVerifyOption(generate, &generate_flags->inspect, /*plan_only=*/nullptr);
 }
 
 }  // namespace shardmesh::client

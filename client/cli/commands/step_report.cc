@@ -11,6 +11,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/cli/grammar.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -99,14 +100,16 @@ void AddTraceOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_on
       ->excludes(plan_only);
 }
 
+CLI::Option* AddVerifyOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only) {
+  CLI::Option* const verify = command->add_flag(
+      "--verify", flags->verify,
+      "compare the results with a recomputation in F64, and fail if an error exceeds its bound");
+  if (plan_only != nullptr) verify->excludes(plan_only);
+  return verify;
+}
+
 void AddVerifyOptions(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only) {
-  CLI::Option* const verify =
-      command
-          ->add_flag(
-              "--verify", flags->verify,
-              "compare the results with a recomputation in F64, and fail if an error exceeds "
-              "its bound")
-          ->excludes(plan_only);
+  CLI::Option* const verify = AddVerifyOption(command, flags, plan_only);
   command
       ->add_option("--verify-samples", flags->verify_options.samples,
                    "with --verify, how many elements of a product are recomputed (default: 64); "
@@ -158,6 +161,11 @@ absl::Status StepInspector::Inspect(const StepResult& result, Json* json) const 
 
 absl::Status StepInspector::Verify(const StepResult& result, Json* json) const {
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<VerifiedResult> verified, verifier_->Verify(result));
+  ReportVerified(verified, json);
+  return CheckVerified(verified);
+}
+
+void ReportVerified(absl::Span<const VerifiedResult> verified, Json* json) {
   for (const VerifiedResult& one : verified) {
     if (json != nullptr) {
       (*json)["verified"].push_back({{"what", one.what},
@@ -176,7 +184,6 @@ absl::Status StepInspector::Verify(const StepResult& result, Json* json) const {
                 << " of " << one.what << "\n";
     }
   }
-  return CheckVerified(verified);
 }
 
 absl::Status StepInspector::WriteTrace(const StepResult& result, Json* json) const {

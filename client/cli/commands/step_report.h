@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "client/cli/command_line.h"
 #include "client/inspect/verify_step.h"
 #include "client/mesh_client.h"
@@ -32,8 +33,13 @@ struct InspectFlags {
 
 // Adds --trace. `plan_only`: the option that runs no step.
 void AddTraceOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only);
+// Adds --verify. `plan_only`: the option that runs no step; null without one.
+CLI::Option* AddVerifyOption(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only);
 // Adds --verify and --verify-samples.
 void AddVerifyOptions(CLI::App* command, InspectFlags* flags, CLI::Option* plan_only);
+
+// Adds the comparisons of results to `json`; if `json` is null, prints them.
+void ReportVerified(absl::Span<const VerifiedResult> verified, Json* json);
 
 // Finds out about one step what the flags ask for.
 //

@@ -281,56 +281,76 @@ Dense Simulation::MakeInPlainForm(const Instruction& instruction, DeviceId devic
   return plain.TileAt(pair.outputs.front(), device);
 }
 
-ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& random) {
-  std::vector<std::vector<std::string>> dims(shape.size());
-  std::vector<int64_t> parts(shape.size(), 1);
-  std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
-  std::shuffle(axes.begin(), axes.end(), random);
-  for (const MeshAxis& axis : axes) {
-    const size_t dim = random() % (shape.size() + 1);
-    if (dim == shape.size() || shape[dim] < parts[dim] * axis.size) continue;
-    dims[dim].push_back(axis.name);
-    parts[dim] *= axis.size;
-  }
-  std::vector<CutPoints> points(shape.size());
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (shape[dim] % parts[dim] == 0 && random() % 2 == 0) continue;
-    std::vector<int64_t> inner(static_cast<size_t>(shape[dim] - 1));
-    std::iota(inner.begin(), inner.end(), 1);
-    std::shuffle(inner.begin(), inner.end(), random);
-    inner.resize(static_cast<size_t>(parts[dim] - 1));
-    std::sort(inner.begin(), inner.end());
-    points[dim].push_back(0);
-    points[dim].insert(points[dim].end(), inner.begin(), inner.end());
-    points[dim].push_back(shape[dim]);
-  }
-  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
-}
+namespace {
 
-ValueDescriptor RandomValueWithEmptyParts(const Mesh& mesh, Shape shape, std::mt19937& random) {
-  std::vector<std::vector<std::string>> dims(shape.size());
-  std::vector<int64_t> parts(shape.size(), 1);
+// The axes and the number of parts of each dimension of a random layout.
+struct RandomAxes {
+  std::vector<std::vector<std::string>> dims;
+  std::vector<int64_t> parts;
+};
+
+// Gives each axis to a dimension, or to none. Unless parts may be empty, no dimension gets more
+// parts than it has indices.
+RandomAxes AxesFor(const Mesh& mesh, const Shape& shape, bool parts_may_be_empty,
+                   std::mt19937& random) {
+  RandomAxes layout{.dims = std::vector<std::vector<std::string>>(shape.size()),
+                    .parts = std::vector<int64_t>(shape.size(), 1)};
   std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
   std::shuffle(axes.begin(), axes.end(), random);
   for (const MeshAxis& axis : axes) {
     const size_t dim = random() % (shape.size() + 1);
     if (dim == shape.size()) continue;
-    dims[dim].push_back(axis.name);
-    parts[dim] *= axis.size;
+    if (!parts_may_be_empty && shape[dim] < layout.parts[dim] * axis.size) continue;
+    layout.dims[dim].push_back(axis.name);
+    layout.parts[dim] *= axis.size;
   }
+  return layout;
+}
+
+// Returns cut points of parts that are not empty. Requires parts <= extent.
+CutPoints PointsOfFullParts(int64_t extent, int64_t parts, std::mt19937& random) {
+  std::vector<int64_t> inner(static_cast<size_t>(extent - 1));
+  std::iota(inner.begin(), inner.end(), 1);
+  std::shuffle(inner.begin(), inner.end(), random);
+  inner.resize(static_cast<size_t>(parts - 1));
+  inner.push_back(0);
+  inner.push_back(extent);
+  std::sort(inner.begin(), inner.end());
+  return inner;
+}
+
+// Returns cut points of parts that may be empty.
+CutPoints PointsOfAnyParts(int64_t extent, int64_t parts, std::mt19937& random) {
+  if (random() % 2 == 0) return CeilChunks(extent, parts);
+  CutPoints points = {0, extent};
+  for (int64_t i = 1; i < parts; ++i) {
+    points.push_back(static_cast<int64_t>(random() % (static_cast<size_t>(extent) + 1)));
+  }
+  std::sort(points.begin(), points.end());
+  return points;
+}
+
+}  // namespace
+
+ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& random) {
+  RandomAxes layout = AxesFor(mesh, shape, /*parts_may_be_empty=*/false, random);
   std::vector<CutPoints> points(shape.size());
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (random() % 2 == 0) {
-      points[dim] = CeilChunks(shape[dim], parts[dim]);
-      continue;
-    }
-    points[dim] = {0, shape[dim]};
-    for (int64_t i = 1; i < parts[dim]; ++i) {
-      points[dim].push_back(static_cast<int64_t>(random() % (static_cast<size_t>(shape[dim]) + 1)));
-    }
-    std::sort(points[dim].begin(), points[dim].end());
+    if (shape[dim] % layout.parts[dim] == 0 && random() % 2 == 0) continue;
+    points[dim] = PointsOfFullParts(shape[dim], layout.parts[dim], random);
   }
-  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
+  return CutValue(std::move(shape), Spec(std::move(layout.dims)),
+                  WithoutEqualParts(std::move(points)));
+}
+
+ValueDescriptor RandomValueWithEmptyParts(const Mesh& mesh, Shape shape, std::mt19937& random) {
+  RandomAxes layout = AxesFor(mesh, shape, /*parts_may_be_empty=*/true, random);
+  std::vector<CutPoints> points(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    points[dim] = PointsOfAnyParts(shape[dim], layout.parts[dim], random);
+  }
+  return CutValue(std::move(shape), Spec(std::move(layout.dims)),
+                  WithoutEqualParts(std::move(points)));
 }
 
 int EmptySlicesOutside(const Plan& plan) {

@@ -28,6 +28,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -384,18 +385,73 @@ TEST(ProductCandidatesTest, RefusesAResultOfTooManyElements) {
               HasSubstr("has more than 2^63 - 1 elements"));
 }
 
-TEST(ProductCandidatesTest, OnlyAProgramOfOneProductHasCandidates) {
+// A product between other ops, and three products of one input, as those of layers.
+TEST(ProductCandidatesTest, LayersOfSeveralOpsHaveCandidatesThatComputeTheSame) {
+  const PlanTarget target = Target("dp=2,tp=2");
+  const std::vector<ValueDescriptor> operands = {
+      Value({8, 16}, Spec({{"dp"}, {}})), Value({16, 12}, Spec({{}, {"tp"}})),
+      Value({16, 4}, Spec({{"tp"}, {}})), Value({16, 8}, PartitionSpec())};
+  const auto layer = [](ValueIndex weight) {
+    return LinearOp{.input = 4, .weight = weight, .weight_layout = WeightLayout::kInOut};
+  };
+  const TensorOp doubled = MapOp{.function = MapFunction::kAdd, .inputs = {0, 0}};
+  const Program one = {
+      .operand_count = 4,
+      .ops = {doubled, layer(1), TensorOp{SliceOp{.input = 5, .starts = {0, 0}, .limits = {8, 5}}},
+              ReshardOp{.input = 6, .spec = Spec({{"dp"}, {}})}},
+      .outputs = {7}};
+  const Program three = {.operand_count = 4,
+                         .ops = {doubled, layer(1), layer(2), layer(3),
+                                 ReshardOp{.input = 5, .spec = PartitionSpec()}},
+                         .outputs = {8, 6, 7}};
+  const std::vector<Dense> tensors = {Numbered({8, 16}, 1), Numbered({16, 12}, 2),
+                                      Numbered({16, 4}, 3), Numbered({16, 8}, 4)};
+  for (const Program* const program : {&one, &three}) {
+    const auto plans = PlanCandidates(*program, operands, target, 12);
+    ASSERT_TRUE(plans.ok()) << plans.status();
+    EXPECT_GT(plans->size(), 1U);
+    EXPECT_LE(plans->size(), 12U);
+    EXPECT_EQ(plans->front().plan, *PlanProgram(*program, operands, target));
+    for (size_t i = 0; i < plans->size(); ++i) {
+      const PlanCandidate& candidate = (*plans)[i];
+      SCOPED_TRACE(candidate.roles);
+      ASSERT_TRUE(CheckPlan(candidate.plan).ok()) << CheckPlan(candidate.plan);
+      EXPECT_GT(candidate.seconds, 0);
+      if (i > 1) {
+        EXPECT_GE(candidate.seconds, (*plans)[i - 1].seconds - 1e-9);
+      }
+      Simulation simulation(candidate.plan);
+      for (ValueIndex operand = 0; operand < 4; ++operand) {
+        simulation.SetOperand(operand, tensors[operand]);
+      }
+      simulation.Run();
+      for (size_t output = 0; output < candidate.plan.outputs.size(); ++output) {
+        Dense expected =
+            Multiply(tensors[0], tensors[output + 1], nullptr, false, false, 2, Activation::kNone);
+        if (program == &one) {
+          expected = Cut(expected, Tile{.ranges = {{0, 8}, {0, 5}}}, Tile::Whole({8, 12}));
+        }
+        simulation.ExpectOutput(candidate.plan.outputs[output], expected);
+      }
+    }
+  }
+  const auto plans = PlanCandidates(three, operands, target, 64);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  EXPECT_LE(plans->size(), 21U) << "64 / 3";
+  EXPECT_THAT(plans->front().roles,
+              AllOf(HasSubstr("op 1 (linear): "), HasSubstr("; op 3 (linear): ")));
+}
+
+TEST(ProductCandidatesTest, OnlyAProgramOfSomeProductsHasCandidates) {
   const std::vector<ValueDescriptor> operands = {Value({4, 4}, PartitionSpec()),
                                                  Value({4, 4}, PartitionSpec())};
   const MatmulOp matmul = {.lhs = 0, .rhs = 1};
   const Program refused[] = {
       {.operand_count = 2, .ops = {}, .outputs = {}},
-      {.operand_count = 2, .ops = {matmul, matmul}, .outputs = {3}},
-      {.operand_count = 2, .ops = {matmul}, .outputs = {}},
       {.operand_count = 2, .ops = {ReshardOp{.input = 0, .spec = PartitionSpec()}}, .outputs = {2}},
       {.operand_count = 2,
-       .ops = {matmul, ReshardOp{.input = 0, .spec = PartitionSpec()}},
-       .outputs = {3}},
+       .ops = std::vector<ProgramOp>(kMostCandidateProducts + 1, matmul),
+       .outputs = {2}},
   };
   for (const Program& program : refused) {
     EXPECT_EQ(ReasonOf(PlanCandidates(program, operands, Target("tp=2"), 1).status()),

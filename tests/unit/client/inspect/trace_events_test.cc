@@ -22,6 +22,27 @@ Json EventsOf(const Json& file, const std::string& phase) {
   return found;
 }
 
+TEST(TraceEventsTest, ASpanOfAKindOfNewerWorkersIsShownByItsNumber) {
+  const StepTrace trace = {.labels = {"op 0 (matmul)"},
+                           .ranks = {{.rank = 0, .spans = {{.kind = TraceSpanKind::kKernel}}},
+                                     {.rank = 1,
+                                      .spans = {{.kind = static_cast<TraceSpanKind>(6),
+                                                 .elapsed = absl::Microseconds(2),
+                                                 .bytes = 8,
+                                                 .peer = 0}}}}};
+  const Json file = Json::parse(TraceEventsOf(trace, 7));
+  const Json spans = EventsOf(file, "X");
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_EQ(spans[1]["name"], "kind 7: op 0 (matmul)");
+  EXPECT_EQ(spans[1]["cat"], "kind 7");
+  EXPECT_EQ(spans[1]["tid"], 7);
+  EXPECT_EQ(spans[1]["dur"], 2.0);
+  EXPECT_EQ(spans[1]["args"], Json({{"instruction", 0}, {"bytes", 8}, {"peer", 0}}));
+  const Json names = EventsOf(file, "M");
+  EXPECT_EQ(names.size(), 11U) << "only the rank with such a span has a row for it";
+  EXPECT_EQ(names.back()["args"], Json({{"name", "spans of kind 7"}}));
+}
+
 TEST(TraceEventsTest, EachRankIsAProcessWithItsSpansByKind) {
   const absl::Time started = absl::FromUnixSeconds(1'700'000'000);
   const StepTrace trace = {

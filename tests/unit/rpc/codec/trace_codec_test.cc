@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 namespace shardmesh::rpc {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
@@ -50,11 +53,32 @@ TEST(TraceCodecTest, LabelsBeyondTheLimitAreLeftOut) {
   EXPECT_EQ(wire.labels_size(), 2);
 }
 
-TEST(TraceCodecTest, RefusesMoreSpansThanARankRecordsAndUnknownKinds) {
+// The coordinator decodes the spans of workers, and encodes them for the client: each of the three
+// may be of another build.
+TEST(TraceCodecTest, KindsOfNewerBuildsKeepTheirNumbers) {
+  for (const int32_t number : {5, 77, std::numeric_limits<int32_t>::max()}) {
+    v1::RankTrace wire;
+    Encode(ATrace().ranks[0], &wire);
+    wire.mutable_spans(1)->set_kind(static_cast<v1::TraceSpanKind>(number));
+    const auto decoded = Decode(wire);
+    ASSERT_THAT(decoded, IsOk());
+    EXPECT_EQ(TraceSpanKindNumber(decoded->spans[1].kind), number);
+    EXPECT_EQ(TraceSpanKindName(decoded->spans[1].kind), "kind " + std::to_string(number));
+    EXPECT_EQ(decoded->spans[1].peer, 1);
+    v1::RankTrace again;
+    Encode(*decoded, &again);
+    EXPECT_EQ(again.SerializeAsString(), wire.SerializeAsString());
+  }
+}
+
+TEST(TraceCodecTest, RefusesMoreSpansThanARankRecordsAndSpansWithoutKinds) {
   v1::RankTrace wire;
-  Encode(ATrace().ranks[0], &wire);
-  wire.mutable_spans(0)->set_kind(v1::TRACE_SPAN_KIND_UNSPECIFIED);
-  EXPECT_THAT(Decode(wire), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  for (const int32_t number : {0, -1, std::numeric_limits<int32_t>::min()}) {
+    Encode(ATrace().ranks[0], &wire);
+    wire.mutable_spans(0)->set_kind(static_cast<v1::TraceSpanKind>(number));
+    EXPECT_THAT(Decode(wire), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    wire.Clear();
+  }
   wire.clear_spans();
   for (int64_t i = 0; i <= kMaxRankSpans; ++i) {
     wire.add_spans()->set_kind(v1::TRACE_SPAN_KIND_WAIT);

@@ -134,6 +134,8 @@ TEST(AttachCodecTest, AReportBringsWhatTheRankDid) {
   EXPECT_EQ(report.detail.trace->rank, 1);
   ASSERT_EQ(report.detail.trace->spans.size(), 1u);
   EXPECT_EQ(report.detail.trace->spans[0].peer, 3);
+  span->set_kind(static_cast<v1::TraceSpanKind>(77));
+  EXPECT_THAT(DecodeReport("w1", from).status, IsOk()) << "a kind of a newer worker";
   span->set_kind(v1::TRACE_SPAN_KIND_UNSPECIFIED);
   EXPECT_THAT(DecodeReport("w1", from).status, StatusIs(absl::StatusCode::kInternal));
 }
