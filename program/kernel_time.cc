@@ -108,6 +108,11 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
       return FusedProductSeconds(plan, fused.matmul, plan.values[fused.matmul.lhs], fused.product,
                                  fused.scatter.axes, rates);
     }
+    double operator()(const FusedCompute& fused) const {
+      double bytes = BytesSeconds(plan, output, rates);
+      for (const ValueIndex input : fused.inputs) bytes += BytesSeconds(plan, input, rates);
+      return bytes;
+    }
   };
   return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
 }
@@ -117,7 +122,8 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   const auto are_alike = [](double x, double y) {
     return std::max(x, y) < kFactor * std::min(x, y);
   };
-  return a.may_overlap == b.may_overlap && are_alike(a.flops_per_second, b.flops_per_second) &&
+  return a.may_overlap == b.may_overlap && a.may_fuse_ops == b.may_fuse_ops &&
+         are_alike(a.flops_per_second, b.flops_per_second) &&
          are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
          are_alike(a.seconds_per_product, b.seconds_per_product);
 }

@@ -21,13 +21,14 @@ int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output
 // time of its operations or of its bytes, whichever is longer, and the time to start each matrix
 // product. For an epilogue, a slice or a tensor op, the time of its bytes. Attention is like a
 // product. Lookups and slices read only what they copy, and an update of rows writes only these
-// rows, as in the memory of a state operand. 0 for instructions that only exchange data. A fused
-// instruction (fuse_exchanges.h) computes one product for each place, each of which reads all of
-// the right operand. Requires a plan that CheckPlan accepts, up to this instruction.
+// rows, as in the memory of a state operand. A FusedCompute reads each input once, and writes only
+// its output. 0 for instructions that only exchange data. A fused instruction
+// (fuse/fuse_exchanges.h) computes one product for each place, each of which reads all of the right
+// operand. Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
 // Returns whether no figure of one differs from that of the other by a factor of 1.5 or more, and
-// devices run fused instructions with both or with neither.
+// devices run fused instructions of each kind with both or with neither.
 bool AreAlike(const KernelRates& a, const KernelRates& b);
 
 }  // namespace shardmesh
