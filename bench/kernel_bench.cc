@@ -1,5 +1,6 @@
 // K1 of docs/benchmarks.md: the speed of the worker's matmul kernel, relative to a plain loop over
 // one packed oneDNN product. K5-attention: attention relative to the worker's F32 products.
+// K5-elementwise: functions of elements as one fused instruction, relative to the separate ops.
 //
 // The kernel and the plain loop alternate in one run; each sample is the mean of several calls. A
 // figure is the ratio of two medians: that of the kernel's samples and that of the loop's samples.
@@ -20,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "bench/bare_product.h"
+#include "program/step_plan.h"
 #include "program/tensor_op.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
@@ -28,6 +30,7 @@
 #include "tensor/float_convert.h"
 #include "worker/kernel/kernel_speed.h"
 #include "worker/kernel/matmul.h"
+#include "worker/tensor_op/fused_ops.h"
 #include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh {
@@ -227,6 +230,94 @@ nlohmann::json MeasureAttention(const AttentionCase& c, int threads) {
           {"met", nullptr}};
 }
 
+// Functions of the elements of a matrix, with a row of biases: silu(x * gain + bias) * gate.
+struct ElementCase {
+  const char* what;
+  Dtype dtype;
+  int64_t rows, columns;
+};
+
+constexpr ElementCase kElementCases[] = {
+    {"within the caches", Dtype::kF32, 32, 2048},
+    {"beyond the caches", Dtype::kF32, 2048, 5632},
+    {"beyond the caches", Dtype::kBF16, 2048, 5632},
+};
+
+// The inputs are x, gain, bias and gate; the results of the ops follow.
+FusedCompute GateOps() {
+  return {.inputs = {0, 1, 2, 3},
+          .ops = {{.op = MapOp{MapFunction::kMultiply, {0, 1}}, .label = "multiply"},
+                  {.op = MapOp{MapFunction::kAdd, {4, 2}}, .label = "add"},
+                  {.op = MapOp{MapFunction::kSilu, {5}}, .label = "silu"},
+                  {.op = MapOp{MapFunction::kMultiply, {6, 3}}, .label = "multiply"}}};
+}
+
+void ExitUnlessOk(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+nlohmann::json MeasureElements(const ElementCase& c, int threads) {
+  const Shape shape = {c.rows, c.columns};
+  const Shape row = {c.columns};
+  const int64_t elements = ElementsOfShape(shape);
+  const std::vector<char> x = bench::RandomValues(c.dtype, elements, 1);
+  const std::vector<char> gain = bench::RandomValues(c.dtype, 1, 2);
+  const std::vector<char> bias = bench::RandomValues(c.dtype, c.columns, 3);
+  const std::vector<char> gate = bench::RandomValues(c.dtype, elements, 4);
+  const std::vector<worker::OpInput> inputs = {
+      InputOf(c.dtype, shape, x), InputOf(c.dtype, {1}, gain), InputOf(c.dtype, row, bias),
+      InputOf(c.dtype, shape, gate)};
+  std::vector<char> out(x.size());
+  std::vector<char> separate_out(x.size());
+  const auto output_in = [&](std::vector<char>& bytes) {
+    return worker::OpOutput{.dtype = c.dtype,
+                            .shape = shape,
+                            .tile = Tile::Whole(shape),
+                            .bytes = absl::MakeSpan(bytes)};
+  };
+  worker::OpContext context;
+  context.threads = threads;
+  const FusedCompute fused = GateOps();
+  const auto run_fused = [&] {
+    ExitUnlessOk(worker::RunFusedOps(fused, inputs, output_in(out), context));
+  };
+  // As a plan without fusion: each op over the result of the one before it.
+  const auto run_separate = [&] {
+    const worker::OpOutput output = output_in(separate_out);
+    const worker::OpInput made = InputOf(c.dtype, shape, separate_out);
+    const std::vector<worker::OpInput> read[] = {
+        {inputs[0], inputs[1]}, {made, inputs[2]}, {made}, {made, inputs[3]}};
+    for (size_t i = 0; i < fused.ops.size(); ++i) {
+      ExitUnlessOk(worker::RunTensorOp(fused.ops[i].op, read[i], output, context));
+    }
+  };
+  const int64_t calls =
+      std::max<int64_t>(1, static_cast<int64_t>(kSampleSeconds / SecondsPerCall(run_separate, 2)));
+  std::vector<double> fused_seconds, separate_seconds;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    fused_seconds.push_back(SecondsPerCall(run_fused, calls));
+    separate_seconds.push_back(SecondsPerCall(run_separate, calls));
+  }
+  if (out != separate_out) ExitUnlessOk(absl::InternalError("fused ops have other bits"));
+  const double rate = static_cast<double>(elements) / Median(fused_seconds) / 1e6;
+  const double separate_rate = static_cast<double>(elements) / Median(separate_seconds) / 1e6;
+  // Tensors of x's size that are read and written: fused x, gate and the result.
+  const int64_t size_bytes = static_cast<int64_t>(x.size());
+  return {{"id", "K5-elementwise"},
+          {"what",
+           StrCat("silu(x * gain + bias) * gate, ", c.what, ", ", DtypeName(c.dtype), " ", c.rows,
+                  "x", c.columns, ", ", threads, threads == 1 ? " thread" : " threads", ", ",
+                  3 * size_bytes, " bytes fused, beside the separate ops with ", 9 * size_bytes)},
+          {"ours", rate},
+          {"peer", separate_rate},
+          {"unit", "M elements/s"},
+          {"ratio", rate / separate_rate},
+          {"target", nullptr},
+          {"met", nullptr}};
+}
+
 }  // namespace
 }  // namespace shardmesh
 
@@ -244,6 +335,10 @@ int main(int argc, char** argv) {
     }
     for (const shardmesh::AttentionCase& c : shardmesh::kAttentionCases) {
       std::printf("%s\n", shardmesh::MeasureAttention(c, threads).dump().c_str());
+      std::fflush(stdout);
+    }
+    for (const shardmesh::ElementCase& c : shardmesh::kElementCases) {
+      std::printf("%s\n", shardmesh::MeasureElements(c, threads).dump().c_str());
       std::fflush(stdout);
     }
   } catch (const std::exception& error) {

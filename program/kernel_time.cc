@@ -279,6 +279,17 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
       return FusedSeconds(fused.matmul, plan.values[fused.matmul.lhs], fused.product,
                           fused.scatter.axes);
     }
+    double operator()(const FusedCompute& fused) const {
+      const double count = ElementsOfTile(plan, plan.values[output]);
+      double bytes = BytesOfTile(plan, output);
+      for (const ValueIndex input : fused.inputs) bytes += BytesOfTile(plan, input);
+      double elements = 0;
+      for (const FusedOp& each : fused.ops) {
+        const auto* const map = std::get_if<MapOp>(&each.op);
+        if (map != nullptr) elements += count * ElementSecondsOf(map->function, rates);
+      }
+      return std::max(bytes * StreamedByteOf(rates), elements);
+    }
 
     double CopySeconds(ValueIndex copied) const {
       return 2 * BytesOfTile(plan, copied) * StreamedByteOf(rates);
@@ -329,7 +340,7 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   };
   const auto of_a = other_costs(a);
   const auto of_b = other_costs(b);
-  return a.may_overlap == b.may_overlap && products_are_alike &&
+  return a.may_overlap == b.may_overlap && a.may_fuse_ops == b.may_fuse_ops && products_are_alike &&
          std::equal(of_a.begin(), of_a.end(), of_b.begin(), are_alike);
 }
 

@@ -41,14 +41,15 @@ int64_t SeenPairs(int64_t queries, int64_t rows, bool has_positions);
 // clang-format on
 //
 // Lookups and slices read only what they copy. An update of rows writes only these rows, as in the
-// memory of a state operand. A fused instruction (fuse_exchanges.h) computes one product for each
-// place, each of which reads all of the right operand.
+// memory of a state operand. A FusedCompute reads each input once, and writes only its output. A
+// fused exchange (fuse/fuse_exchanges.h) computes one product for each place, each of which reads
+// all of the right operand.
 //
 // Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
 // Returns whether the times that follow from the two rates differ by a factor below 1.5 for each
-// kind of work, and devices run fused instructions with both or with neither.
+// kind of work, and devices run fused instructions of each kind with both or with neither.
 bool AreAlike(const KernelRates& a, const KernelRates& b);
 
 }  // namespace shardmesh

@@ -11,7 +11,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "program/collective_choice.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "sharding/reshard/plan.h"
@@ -169,6 +169,13 @@ std::vector<ValueIndex> Overwritable(const Plan& plan, const Instruction& instru
   }
   if (const auto* compute = std::get_if<LocalCompute>(&instruction.kind)) {
     return Overwritable(plan, compute->op, output);
+  }
+  if (const auto* fused = std::get_if<FusedCompute>(&instruction.kind)) {
+    std::vector<ValueIndex> found;
+    for (const ValueIndex input : fused->inputs) {
+      if (HaveTilesOfOneSize(plan, plan.values[input], output)) found.push_back(input);
+    }
+    return found;
   }
   return {};
 }

@@ -68,8 +68,8 @@ struct MemoryPlan {
 // Returns the places of the plan's temporaries. A temporary is made over an input of the same size
 // if that is a temporary too, if no later instruction reads the input, and if the instruction
 // allows it: an epilogue that keeps the element type, a copy, a collective for which
-// MayOverwriteOperand is true, and a tensor op for which MayOverwriteInput is true, if it reads the
-// input once. Requires a plan that CheckPlan accepts.
+// MayOverwriteOperand is true, a tensor op for which MayOverwriteInput is true, if it reads the
+// input once, and a FusedCompute. Requires a plan that CheckPlan accepts.
 MemoryPlan MemoryPlanOf(const Plan& plan);
 
 // Returns the most bytes that the values of a plan take on one rank at the same time in a run, and

@@ -8,7 +8,8 @@
 
 #include "absl/hash/hash.h"
 #include "program/collective_check.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_elementwise.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
@@ -163,6 +164,7 @@ Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs, std::vector<StateUpdat
   plan_.outputs = std::move(outputs);
   plan_.updates = std::move(updates);
   if (kernels_.may_overlap) plan_ = FuseExchanges(std::move(plan_), links_, kernels_);
+  if (kernels_.may_fuse_ops) plan_ = FuseElementwise(std::move(plan_));
   plan_.cost.memory_bytes = PeakBytesOf(plan_);
   return std::move(plan_);
 }

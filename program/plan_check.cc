@@ -13,7 +13,8 @@
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
 #include "program/compute_layout.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_elementwise.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/plan_builder.h"
 #include "program/product_layout.h"
@@ -123,6 +124,10 @@ class InstructionChecker {
                            " of ", ShapeToString(value.shape)));
     }
     return CheckComputeLayout(plan_.mesh, ShardingRuleOf(compute.op, types, result), inputs, value);
+  }
+  absl::Status CheckKind(const FusedCompute& fused, ValueIndex output) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const Plan plain, PlainFormOf(plan_, fused, output));
+    return CheckPlan(plain);
   }
   // Check checks these in their plain form.
   absl::Status CheckKind(const GatherMatmul& /*fused*/, ValueIndex /*output*/) const {

@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"

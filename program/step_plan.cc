@@ -493,6 +493,7 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
     std::vector<ValueIndex> operator()(const MatmulScatter& fused) const {
       return (*this)(fused.matmul);
     }
+    std::vector<ValueIndex> operator()(const FusedCompute& fused) const { return fused.inputs; }
   };
   return std::visit(Visitor{}, instruction.kind);
 }
@@ -613,6 +614,13 @@ bool OverlapsExchanges(const Plan& plan) {
                      [](const Instruction& instruction) {
                        return std::holds_alternative<GatherMatmul>(instruction.kind) ||
                               std::holds_alternative<MatmulScatter>(instruction.kind);
+                     });
+}
+
+bool HasFusedOps(const Plan& plan) {
+  return std::any_of(plan.instructions.begin(), plan.instructions.end(),
+                     [](const Instruction& instruction) {
+                       return std::holds_alternative<FusedCompute>(instruction.kind);
                      });
 }
 

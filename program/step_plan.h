@@ -91,7 +91,7 @@ using GroupCollective = CollectiveOp;
 
 // An all-gather, and the product of what it gathers, as one instruction: each device multiplies the
 // rows of a place once they have arrived. The result has the bits of the two instructions one after
-// the other. fuse_exchanges.h says which pairs can be one instruction.
+// the other. fuse/fuse_exchanges.h says which pairs can be one instruction.
 struct GatherMatmul {
   GroupCollective gather = {};
   ValueDescriptor gathered = {};  // the result of `gather`, and the left operand of the product
@@ -102,7 +102,7 @@ struct GatherMatmul {
 
 // A product, and the reduce-scatter of it, as one instruction: each device sends the rows for a
 // place once it has multiplied them. The result has the bits of the two instructions one after the
-// other. fuse_exchanges.h says which pairs can be one instruction.
+// other. fuse/fuse_exchanges.h says which pairs can be one instruction.
 struct MatmulScatter {
   LocalMatmul matmul = {};
   ValueDescriptor product = {};  // the result of `matmul`, and the input of `scatter`
@@ -111,10 +111,32 @@ struct MatmulScatter {
   friend bool operator==(const MatmulScatter&, const MatmulScatter&) = default;
 };
 
+// One op of a FusedCompute.
+struct FusedOp {
+  // A MapOp or a ConvertOp. Its values below the number of the instruction's inputs are these
+  // inputs; those from there on are the results of the instruction's ops, in order.
+  TensorOp op;
+  std::string label;  // of the op, for error messages: "op 3 (multiply)"
+
+  friend bool operator==(const FusedOp&, const FusedOp&) = default;
+};
+
+// Functions of elements as one instruction: each device computes all ops for some elements before
+// it goes on to the next ones. The result of the last op is the output. The other results have no
+// memory; they are rounded to their types, so that the output has the bits of the ops one after the
+// other. fuse/fuse_elementwise.h says which ops can be one instruction.
+struct FusedCompute {
+  std::vector<ValueIndex> inputs;  // the values of the plan that the ops read, each once
+  std::vector<FusedOp> ops;        // 2 to kMaxFusedOps
+
+  friend bool operator==(const FusedCompute&, const FusedCompute&) = default;
+};
+inline constexpr size_t kMaxFusedOps = 32;
+
 struct Instruction {
   ValueIndex output = 0;
   std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions, LocalCompute,
-               GatherMatmul, MatmulScatter>
+               GatherMatmul, MatmulScatter, FusedCompute>
       kind;
   // For error messages and flight records: "op 0 (linear): all-reduce over tp".
   std::string label;
@@ -192,9 +214,12 @@ struct KernelRates {
   double seconds_per_product = 2e-6;  // to start one matrix product, where `costs` has no cost
   KernelCosts costs = {};             // 0 if no worker has measured it
   bool is_measured = false;           // if false, all rates are the defaults
-  // Whether all devices run fused instructions (FuseExchanges): all workers of the mesh have the
-  // feature kOverlapFeature (rpc/contract.h).
+  // Whether all devices run GatherMatmul and MatmulScatter (FuseExchanges): all workers of the mesh
+  // have the feature kOverlapFeature (rpc/contract.h).
   bool may_overlap = false;
+  // Whether all devices run FusedCompute: all workers of the mesh have the feature
+  // kFusedComputeFeature (rpc/contract.h).
+  bool may_fuse_ops = false;
 };
 
 // The mesh for which a program is planned, in the mesh's current definition. Also the settings by
@@ -225,8 +250,9 @@ struct PlanTarget {
 // dimension make partial sums, which the step reduces before bias and activation. If the result has
 // to be partitioned along these axes, the reduction is a reduce-scatter, else an all-reduce.
 // Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
-// dimensions that it gets from them. At last, if the target's workers run fused
-// instructions, FuseExchanges makes one of an exchange and a product where this saves time.
+// dimensions that it gets from them. At last, if the target's workers run such
+// instructions, FuseExchanges makes one of an exchange and a product where this saves time, and
+// FuseElementwise makes one of functions of elements.
 //
 // For each tensor op, the planner compares layouts of the factors of its sharding rule: those that
 // its inputs have, the largest input first, and those with which its result lies as a reader wants
@@ -291,6 +317,10 @@ bool MultipliesShortTypes(const Plan& plan);
 // Returns whether the plan has a GatherMatmul or a MatmulScatter: only workers with the feature
 // kOverlapFeature (rpc/contract.h) run such a plan.
 bool OverlapsExchanges(const Plan& plan);
+
+// Returns whether the plan has a FusedCompute: only workers with the feature kFusedComputeFeature
+// (rpc/contract.h) run such a plan.
+bool HasFusedOps(const Plan& plan);
 
 }  // namespace shardmesh
 

@@ -123,6 +123,9 @@ inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
 // and whose kernel gives these the bits of the separate instructions.
 inline constexpr std::string_view kOverlapFeature = "overlapped_exchanges";
 
+// The feature in Hello.features of a worker that runs the plan's FusedCompute.
+inline constexpr std::string_view kFusedComputeFeature = "fused_compute";
+
 // The feature in Hello.features of a worker that multiplies values of F16, and floats by weights of
 // I8 (LocalMatmul.scales).
 inline constexpr std::string_view kShortProductsFeature = "short_products";

@@ -17,7 +17,7 @@ import tempfile
 STATUS = {"status"}
 BASE = {"status", "process"}
 ALGEBRA = BASE | {"sharding", "sharding/*"}
-VALUES = ALGEBRA | {"tensor", "program", "program/graph"}
+VALUES = ALGEBRA | {"tensor", "program", "program/fuse", "program/graph"}
 ALLOWED = {
     "status": set(),
     "process": {"status"},
@@ -31,7 +31,9 @@ ALLOWED = {
     "sharding/reshard": {"status", "sharding"},
     "tensor": {"status", "process", "process/folders", "process/sealed", "sharding"},
     "tensor/checkpoint": {"status", "process", "process/folders", "sharding", "sharding/pattern", "tensor"},
-    "program": {"status", "sharding", "sharding/layout", "sharding/reshard", "tensor"},
+    # One library in two folders: passes over plans, which plans are made and checked with.
+    "program": {"status", "sharding", "sharding/layout", "sharding/reshard", "tensor", "program/fuse"},
+    "program/fuse": {"status", "sharding", "tensor", "program"},
     "program/graph": {"status", "sharding", "sharding/layout", "tensor", "program"},
     "rpc/codec": VALUES,
     "rpc/tls": BASE,

@@ -341,6 +341,16 @@ void EncodeKind(const MatmulScatter& from, internal::v1::Instruction* to) {
   EncodeCollective(from.scatter, fused->mutable_scatter());
 }
 
+void EncodeKind(const FusedCompute& from, internal::v1::Instruction* to) {
+  internal::v1::FusedCompute* const fused = to->mutable_fused_compute();
+  fused->mutable_inputs()->Add(from.inputs.begin(), from.inputs.end());
+  for (const FusedOp& op : from.ops) {
+    internal::v1::FusedOp* const added = fused->add_ops();
+    Encode(op.op, added->mutable_op());
+    added->set_label(op.label);
+  }
+}
+
 absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const internal::v1::LocalMatmul& from) {
   LocalMatmul matmul;
   matmul.lhs = from.lhs();
@@ -388,6 +398,20 @@ absl::StatusOr<MatmulScatter> DecodeFused(const internal::v1::MatmulScatter& fro
   return fused;
 }
 
+absl::StatusOr<FusedCompute> DecodeFused(const internal::v1::FusedCompute& from) {
+  FusedCompute fused;
+  if (from.ops_size() > static_cast<int>(kMaxFusedOps)) {
+    return BadField("ops", StrCat(from.ops_size(), " ops; at most ", kMaxFusedOps, " are allowed"));
+  }
+  fused.inputs.assign(from.inputs().begin(), from.inputs().end());
+  for (int i = 0; i < from.ops_size(); ++i) {
+    absl::StatusOr<TensorOp> op = Decode(from.ops(i).op());
+    if (!op.ok()) return WithField(std::move(op).status(), "ops", static_cast<size_t>(i));
+    fused.ops.push_back({.op = *std::move(op), .label = from.ops(i).label()});
+  }
+  return fused;
+}
+
 absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& from) {
   Instruction instruction;
   instruction.output = from.output();
@@ -426,6 +450,9 @@ absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& f
       return instruction;
     case internal::v1::Instruction::kMatmulScatter:
       SHARDMESH_RETURN_IF_ERROR(take("matmul_scatter", DecodeFused(from.matmul_scatter())));
+      return instruction;
+    case internal::v1::Instruction::kFusedCompute:
+      SHARDMESH_RETURN_IF_ERROR(take("fused_compute", DecodeFused(from.fused_compute())));
       return instruction;
     case internal::v1::Instruction::KIND_NOT_SET:
       break;

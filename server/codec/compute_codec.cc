@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 #include "google/protobuf/repeated_field.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/move_plan.h"
 #include "program/plan_forecast.h"

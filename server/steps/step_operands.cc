@@ -55,7 +55,8 @@ bool NeedsTensorOps(const Plan& plan) {
   return !plan.updates.empty() ||
          std::any_of(plan.instructions.begin(), plan.instructions.end(),
                      [](const Instruction& instruction) {
-                       return std::holds_alternative<LocalCompute>(instruction.kind);
+                       return std::holds_alternative<LocalCompute>(instruction.kind) ||
+                              std::holds_alternative<FusedCompute>(instruction.kind);
                      });
 }
 
@@ -73,9 +74,11 @@ std::optional<size_t> FirstRankWithout(bool WorkerInfo::*ability, const Membersh
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
   rates.may_overlap = !mesh.identities.empty();
+  rates.may_fuse_ops = rates.may_overlap;
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
     if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
+    if (worker == nullptr || !worker->info.runs_fused_ops) rates.may_fuse_ops = false;
     if (worker == nullptr || worker->info.kernels.f32_flops_per_second <= 0) continue;
     const MeasuredKernels& measured = worker->info.kernels;
     rates.flops_per_second = rates.is_measured
@@ -309,6 +312,10 @@ absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   SHARDMESH_RETURN_IF_ERROR(check(MultipliesShortTypes(plan), &WorkerInfo::multiplies_short_types,
                                   "runs an older build, which does not multiply F16, nor by "
                                   "weights of I8; upgrade the worker"));
+  SHARDMESH_RETURN_IF_ERROR(check(HasFusedOps(plan), &WorkerInfo::runs_fused_ops,
+                                  "has come since the plan was made, and runs an older build, "
+                                  "which does not compute several functions of elements at once; "
+                                  "compile the program again"));
   return check(
       OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges,
       "has come since the plan was made, and does not multiply while it exchanges; compile "

@@ -65,6 +65,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->add_features(std::string(rpc::kBatchesFeature));
   hello->add_features(std::string(rpc::kTensorOpsFeature));
   hello->add_features(std::string(rpc::kShortProductsFeature));
+  hello->add_features(std::string(rpc::kFusedComputeFeature));
   if (from.overlaps_exchanges) hello->add_features(std::string(rpc::kOverlapFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);

@@ -340,6 +340,12 @@ class RankPlanner {
     return absl::OkStatus();
   }
 
+  absl::Status Prepare(const FusedCompute& fused, ValueIndex output, RankInstruction* to) const {
+    to->inputs = fused.inputs;
+    to->flops = values_[output].tile.element_count() * static_cast<int64_t>(fused.ops.size());
+    return absl::OkStatus();
+  }
+
   absl::Status Prepare(const MoveRegions& move, ValueIndex output, RankInstruction* to) const {
     Axes axes;
     for (const MeshAxis& axis : plan_.mesh.axes()) axes.push_back(axis.name);

@@ -81,8 +81,8 @@ struct RankInstruction {
   // Only for permutes: the place to which each place sends, if any.
   std::vector<std::optional<int64_t>> targets = {};
 
-  // Only for fused instructions: the number of rows of each place, in the gathered left operand or
-  // in the product. `sends` or `receives` are then the parts of that value.
+  // Only for exchanges beside products: the number of rows of each place, in the gathered left
+  // operand or in the product. `sends` or `receives` are then the parts of that value.
   std::vector<int64_t> place_rows = {};
 
   // Products have the spec of one product of two matrices, the loops over the matrices of the
@@ -93,7 +93,8 @@ struct RankInstruction {
   int64_t rhs_matrix_bytes = 0;
   int64_t out_matrix_bytes = 0;
   EpilogueSpec epilogue = {};  // only for epilogues
-  // Tensor ops have the values that they read (InputsOf), and an estimate of their operations.
+  // Tensor ops, fused or not, have the values that they read (InputsOf), and an estimate of their
+  // operations.
   std::vector<ValueIndex> inputs = {};
   int64_t flops = 0;
 };

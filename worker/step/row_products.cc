@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "status/status_macros.h"
 #include "tensor/dtype.h"
 #include "worker/collective/pairwise.h"

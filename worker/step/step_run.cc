@@ -31,6 +31,7 @@
 #include "worker/step/tile_update.h"
 #include "worker/step/undo_log.h"
 #include "worker/step/weight_cache.h"
+#include "worker/tensor_op/fused_ops.h"
 #include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker {
@@ -738,21 +739,46 @@ class RankStep {
     if (std::holds_alternative<ReshapeOp>(compute.op) && IsSameMemory(values_[inputs[0]], out)) {
       return absl::OkStatus();
     }
+    const absl::Span<const OpInput> bound = BindInputs();
+    const OpOutput result = OutputIn(out);
+    if (const auto* const rows = std::get_if<UpdateRowsOp>(&compute.op)) {
+      SHARDMESH_RETURN_IF_ERROR(KeepRows(values_[rows->input], out, bound.back(), result));
+    }
+    return InTurn([&] { return RunTensorOp(compute.op, bound, result, op_context_); });
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const FusedCompute& fused) {
+    const LocalValue& out = values_[instruction.output];
+    if (out.size_bytes() == 0) return absl::OkStatus();
+    const absl::Span<const OpInput> bound = BindInputs();
+    const OpOutput result = OutputIn(out);
+    return InTurn([&] { return RunFusedOps(fused, bound, result, op_context_); });
+  }
+
+  // Returns the tiles that the running tensor op reads. They are valid until the next call.
+  absl::Span<const OpInput> BindInputs() {
+    const std::vector<ValueIndex>& inputs = constants_->inputs;
     if (op_inputs_.size() < inputs.size()) op_inputs_.resize(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const LocalValue& in = values_[inputs[i]];
       op_inputs_[i] = {in.dtype(), in.shape(), in.tile(), in.content.bytes};
     }
-    const absl::Span<const OpInput> bound = absl::MakeConstSpan(op_inputs_).first(inputs.size());
-    const OpOutput result = {out.dtype(), out.shape(), out.tile(), Mutable(out)};
-    if (const auto* const rows = std::get_if<UpdateRowsOp>(&compute.op)) {
-      SHARDMESH_RETURN_IF_ERROR(KeepRows(values_[rows->input], out, bound.back(), result));
-    }
+    return absl::MakeConstSpan(op_inputs_).first(inputs.size());
+  }
+
+  static OpOutput OutputIn(const LocalValue& out) {
+    return {out.dtype(), out.shape(), out.tile(), Mutable(out)};
+  }
+
+  // Calls run() once the step has its turn on the kernel's threads. Sets the abort check of
+  // op_context_ for that time, and records the kernel.
+  template <typename Run>
+  absl::Status InTurn(Run run) {
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     op_context_.abort_check = [&turn] { return turn.PauseForOthers(); };
-    const absl::Status done = RunTensorOp(compute.op, bound, result, op_context_);
+    const absl::Status done = run();
     op_context_.abort_check = nullptr;
     RecordKernel(constants_->flops, started, turn.waited());
     return done;

@@ -48,6 +48,11 @@ absl::Status RunKernel(const UpdateRowsOp& op, OpInputs inputs, const OpOutput& 
 absl::Status RunKernel(const ConstantOp& op, OpInputs inputs, const OpOutput& output,
                        const OpContext& context);
 
+// Returns OK if the tile has this shape and its memory has the size that type and shape need, and
+// INVALID_ARGUMENT (SHAPE_MISMATCH) otherwise. `op` and `name` are for the message.
+absl::Status CheckTile(std::string_view op, std::string_view name, Dtype dtype, const Shape& shape,
+                       const Tile& tile, size_t size_bytes);
+
 // Returns INVALID_ARGUMENT (SHAPE_MISMATCH) for a tile that does not fit. `tile` names it.
 absl::Status TileMisfit(std::string_view op, std::string_view tile, const Shape& have,
                         const Shape& need);

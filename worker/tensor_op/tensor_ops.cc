@@ -15,21 +15,6 @@
 namespace shardmesh::worker {
 namespace {
 
-absl::Status CheckTile(std::string_view op, std::string_view name, Dtype dtype, const Shape& shape,
-                       const Tile& tile, size_t size_bytes) {
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t need, PackedSizeBytes(dtype, elements));
-  if (static_cast<int64_t>(size_bytes) != need) {
-    return InvalidArgument(
-        Reason::kShapeMismatch,
-        StrCat(name, " of ", op, " has ", size_bytes, " bytes; ", DtypeName(dtype), " of shape ",
-               ShapeToString(shape), " needs ", need),
-        {{fact::kHave, size_bytes}, {fact::kNeed, need}, {fact::kOp, op}});
-  }
-  const Shape of_tile = tile.shape();
-  return of_tile == shape ? absl::OkStatus() : TileMisfit(op, name, of_tile, shape);
-}
-
 // Whether the op names indices or extents of whole tensors, which the types of tiles do not have.
 bool NamesWholeTensors(const TensorOp& op) {
   return std::holds_alternative<ReshapeOp>(op) || std::holds_alternative<SliceOp>(op) ||
@@ -61,6 +46,21 @@ absl::Status CheckTypes(const TensorOp& op, absl::Span<const OpInput> inputs,
 }
 
 }  // namespace
+
+absl::Status CheckTile(std::string_view op, std::string_view name, Dtype dtype, const Shape& shape,
+                       const Tile& tile, size_t size_bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t need, PackedSizeBytes(dtype, elements));
+  if (static_cast<int64_t>(size_bytes) != need) {
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat(name, " of ", op, " has ", size_bytes, " bytes; ", DtypeName(dtype), " of shape ",
+               ShapeToString(shape), " needs ", need),
+        {{fact::kHave, size_bytes}, {fact::kNeed, need}, {fact::kOp, op}});
+  }
+  const Shape of_tile = tile.shape();
+  return of_tile == shape ? absl::OkStatus() : TileMisfit(op, name, of_tile, shape);
+}
 
 absl::Status TileMisfit(std::string_view op, std::string_view tile, const Shape& have,
                         const Shape& need) {

@@ -1,5 +1,5 @@
 // Plans in which an exchange and a product are one instruction.
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

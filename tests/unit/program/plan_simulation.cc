@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_elementwise.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/step_plan.h"
 #include "sharding/device_group.h"
@@ -270,6 +271,14 @@ Dense Simulation::Make(const GatherMatmul& fused, ValueIndex output, DeviceId de
 
 Dense Simulation::Make(const MatmulScatter& fused, ValueIndex output, DeviceId device) const {
   return MakeInPlainForm({.output = output, .kind = fused, .label = "plain form"}, device);
+}
+
+Dense Simulation::Make(const FusedCompute& fused, ValueIndex output, DeviceId device) const {
+  const Plan separate = *PlainFormOf(plan_, fused, output);
+  Simulation plain(separate);
+  for (size_t i = 0; i < fused.inputs.size(); ++i) plain.tiles_[i] = tiles_[fused.inputs[i]];
+  plain.Run();
+  return plain.TileAt(separate.outputs.front(), device);
 }
 
 Dense Simulation::MakeInPlainForm(const Instruction& instruction, DeviceId device) const {

@@ -62,6 +62,7 @@ class Simulation {
   Dense Make(const LocalCompute& compute, ValueIndex output, DeviceId device) const;
   Dense Make(const GatherMatmul& fused, ValueIndex output, DeviceId device) const;
   Dense Make(const MatmulScatter& fused, ValueIndex output, DeviceId device) const;
+  Dense Make(const FusedCompute& fused, ValueIndex output, DeviceId device) const;
   Dense MakeInPlainForm(const Instruction& instruction, DeviceId device) const;
 
   const Plan& plan_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <set>
 #include <string>
 
@@ -321,6 +322,39 @@ TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
       ->mutable_gathered()
       ->clear_dtype();
   EXPECT_THAT(FieldOf(Decode(wire).status()), ::testing::HasSubstr("gather_matmul.gathered.dtype"));
+}
+
+TEST(PlanCodecTest, FusedOpsCrossTheWire) {
+  const ValueDescriptor rows = {.dtype = Dtype::kF32, .shape = {4, 6}, .spec = PartitionSpec()};
+  const Program program = {.operand_count = 2,
+                           .ops = {TensorOp(MapOp{MapFunction::kAdd, {0, 1}}),
+                                   TensorOp(ConvertOp{.input = 2, .dtype = Dtype::kBF16}),
+                                   TensorOp(MapOp{MapFunction::kSilu, {3}})},
+                           .outputs = {4}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan plan, PlanProgram(program, {rows, rows},
+                                                              {.mesh_id = "default",
+                                                               .mesh_revision = 1,
+                                                               .mesh = *Mesh::Parse("tp=2"),
+                                                               .kernels = {.may_fuse_ops = true}}));
+  ASSERT_TRUE(HasFusedOps(plan));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(plan)));
+  EXPECT_TRUE(back == plan);
+  const auto error_with = [&plan](const std::function<void(internal::v1::FusedCompute*)>& tamper) {
+    internal::v1::Plan wire;
+    Encode(plan, &wire);
+    tamper(wire.mutable_instructions(0)->mutable_fused_compute());
+    return Decode(wire).status();
+  };
+  EXPECT_THAT(error_with([](auto* fused) { fused->clear_inputs(); }),
+              StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_THAT(error_with([](auto* fused) { fused->mutable_ops(2)->clear_op(); }),
+              StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_THAT(FieldOf(error_with([](auto* fused) { fused->mutable_ops(2)->clear_op(); })),
+              ::testing::HasSubstr("fused_compute.ops[2]"));
+  EXPECT_THAT(error_with([](auto* fused) {
+                for (size_t i = 0; i < kMaxFusedOps; ++i) *fused->add_ops() = fused->ops(2);
+              }),
+              StatusIs(kInvalid, Reason::kBadField));
 }
 
 TEST(PlanCodecTest, CountsAndCutPointsCrossTheWire) {

@@ -24,7 +24,7 @@ class StepOperandsTest : public ::testing::Test {
  protected:
   void Attach(const std::string& identity, double speed, bool multiplies_batches = true,
               bool runs_tensor_ops = true, bool overlaps_exchanges = true,
-              bool multiplies_short_types = true) {
+              bool multiplies_short_types = true, bool runs_fused_ops = true) {
     EXPECT_THAT(members_.Attach({.identity = identity,
                                  .incarnation = 1,
                                  .build_version = "1",
@@ -35,7 +35,8 @@ class StepOperandsTest : public ::testing::Test {
                                  .multiplies_batches = multiplies_batches,
                                  .runs_tensor_ops = runs_tensor_ops,
                                  .multiplies_short_types = multiplies_short_types,
-                                 .overlaps_exchanges = overlaps_exchanges}),
+                                 .overlaps_exchanges = overlaps_exchanges,
+                                 .runs_fused_ops = runs_fused_ops}),
                 IsOk());
   }
   // Returns a view in which the mesh "m" has these workers.
@@ -188,6 +189,42 @@ TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
   operands[1].donate = false;
   operands[1].described.spec = PartitionSpec({}, {"tp"});
   EXPECT_THAT(refusal(operands), HasSubstr("partial sums"));
+}
+
+TEST_F(StepOperandsTest, FusedOpsNeedWorkersThatRunThem) {
+  Attach("new", 1e11);
+  Attach("old", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/true,
+         /*overlaps_exchanges=*/true, /*multiplies_short_types=*/true, /*runs_fused_ops=*/false);
+  const MembershipView all_new = ViewOf({"new", "new"});
+  const MembershipView mixed = ViewOf({"new", "old"});
+  EXPECT_TRUE(table_.RatesOf(all_new, "m").may_fuse_ops);
+  EXPECT_FALSE(table_.RatesOf(mixed, "m").may_fuse_ops);
+  EXPECT_TRUE(table_.RatesOf(mixed, "m").may_overlap);
+  EXPECT_FALSE(table_.RatesOf(ViewOf({"new", "gone"}), "m").may_fuse_ops);
+  EXPECT_FALSE(AreAlike(table_.RatesOf(all_new, "m"), table_.RatesOf(mixed, "m")))
+      << "a cached plan would serve both";
+  const auto plan_for = [&](const MembershipView& view) {
+    const Program program = {
+        .operand_count = 1,
+        .ops = {TensorOp(MapOp{MapFunction::kAbs, {0}}), TensorOp(MapOp{MapFunction::kExp, {1}})},
+        .outputs = {2}};
+    const ValueDescriptor value = {.shape = {4}, .spec = PartitionSpec()};
+    return *PlanProgram(program, {value},
+                        {.mesh_id = "m",
+                         .mesh_revision = 1,
+                         .mesh = *Mesh::Parse("tp=2"),
+                         .kernels = table_.RatesOf(view, "m")});
+  };
+  const Plan fused = plan_for(all_new);
+  ASSERT_TRUE(HasFusedOps(fused));
+  EXPECT_FALSE(HasFusedOps(plan_for(mixed)));
+  EXPECT_THAT(CheckWorkersRun(fused, all_new), IsOk());
+  EXPECT_THAT(CheckWorkersRun(plan_for(mixed), mixed), IsOk());
+  const absl::Status refused = CheckWorkersRun(fused, mixed);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("worker \"old\" (rank 1)"), HasSubstr("compile the program again")));
 }
 
 TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {

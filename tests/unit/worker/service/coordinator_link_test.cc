@@ -794,7 +794,7 @@ TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerd
   EXPECT_EQ(hello.term(), 3);
   EXPECT_THAT(hello.features(),
               ElementsAre("fill", "fill_conversions", "tile_digests", "clock_answers",
-                          "batches_of_matrices", "tensor_ops", "short_products"));
+                          "batches_of_matrices", "tensor_ops", "short_products", "fused_compute"));
   EXPECT_EQ(hello.cluster_id(), "cluster");
   coordinator_.Write(Welcome());
   EXPECT_TRUE(coordinator_.Read().inventory().last());

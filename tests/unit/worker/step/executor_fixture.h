@@ -173,7 +173,12 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(plan.ok()) << plan.status();
     OrderPlan(sequence, *plan);
   }
-  PlanTarget target() const { return {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()}; }
+  PlanTarget target() const {
+    return {.mesh_id = "default",
+            .mesh_revision = 1,
+            .mesh = mesh(),
+            .kernels = {.may_fuse_ops = may_fuse_ops_}};
+  }
   void OrderPlan(int64_t sequence, const Plan& plan) {
     const auto links = ForecastOf(plan, {}).link_traffic;
     ASSERT_TRUE(links.has_value());
@@ -270,6 +275,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
     return *clock_;
   }
 
+  bool may_fuse_ops_ = false;  // whether Order fuses functions of elements
   absl::Duration ahead_;
   std::unique_ptr<LinkedWorkers> workers_;
   std::unique_ptr<test::SteppedClock> clock_;

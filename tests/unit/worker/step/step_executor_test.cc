@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "program/collective_choice.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/plan_forecast.h"
 #include "program/step_plan.h"
 #include "rpc/codec/plan_codec.h"

@@ -248,6 +248,61 @@ TEST_P(TensorStepTest, OpsOfTransformersEqualThoseOfOneRank) {
   ExpectEqualOnAllMeshes(TransformerCases());
 }
 
+// Chains of functions of elements, with results that are broadcast and converted.
+std::vector<OpCase> ChainCases() {
+  const Input rows = Floats({8, 4, 6}, {"x", "", "y"});
+  const Input row = Floats({6}, {"y"}, 2);
+  const Input column = Floats({4, 1}, {"", ""}, 3);
+  return {
+      {"scale, bias, activation and gate",
+       {rows, row, column},
+       {MapOp{MapFunction::kMultiply, {0, 2}}, MapOp{MapFunction::kAdd, {3, 1}},
+        MapOp{MapFunction::kSilu, {4}}, MapOp{MapFunction::kMultiply, {5, 0}}},
+       3},
+      {"conversions between",
+       {rows, row},
+       {ConvertOp{.input = 0, .dtype = Dtype::kBF16}, MapOp{MapFunction::kGelu, {2}},
+        ConvertOp{.input = 3, .dtype = Dtype::kF32}, MapOp{MapFunction::kSubtract, {4, 1}}},
+       3},
+      {"over a value that ends",
+       {rows, rows},
+       {TransposeOp{.input = 0, .permutation = {0, 1, 2}}, MapOp{MapFunction::kExp, {2}},
+        MapOp{MapFunction::kDivide, {3, 2}}, MapOp{MapFunction::kAdd, {4, 1}},
+        TransposeOp{.input = 5, .permutation = {0, 1, 2}}},
+       3},
+      {"no elements",
+       {Floats({0, 4}, {"", "y"})},
+       {MapOp{MapFunction::kTanh, {0}}, MapOp{MapFunction::kAdd, {1, 0}}},
+       2},
+  };
+}
+
+TEST_P(TensorStepTest, FusedOpsHaveTheBitsOfSeparateOnes) {
+  for (const std::string mesh : {"x=1,y=1", "x=2,y=2"}) {
+    const std::vector<Tensor> separate = RunOn(mesh, ChainCases());
+    may_fuse_ops_ = true;
+    const std::vector<Tensor> fused = RunOn(mesh, ChainCases());
+    may_fuse_ops_ = false;
+    ASSERT_EQ(fused.size(), separate.size());
+    for (size_t i = 0; i < fused.size(); ++i) {
+      EXPECT_EQ(fused[i].bytes(), separate[i].bytes()) << ChainCases()[i].name << " on " << mesh;
+    }
+  }
+}
+
+TEST_P(TensorStepTest, AFusedKernelIsRecordedByTheNamesOfItsOps) {
+  may_fuse_ops_ = true;
+  StartMesh("x=1");
+  Run(1, {"chain",
+          {Floats({4, 6}, {"", ""})},
+          {MapOp{MapFunction::kExp, {0}}, MapOp{MapFunction::kAdd, {1, 0}}},
+          2});
+  EXPECT_GT(Await(0).kernel_time, absl::ZeroDuration());
+  const std::vector<FlightRecord> records = rank(0).recorder.Last();
+  ASSERT_FALSE(records.empty());
+  EXPECT_EQ(records.front().what, "op 1 (exp+add): compute");
+}
+
 TEST_P(TensorStepTest, AnOpHasTheElementsOfItsDefinition) {
   StartMesh("x=2");
   const Input a = Floats({4, 3}, {"x", ""}, 1);

@@ -13,8 +13,8 @@
 // plain form only if the kernel computes a row in the same way for any number of rows
 // (MatmulKernel::KeepsBitsOfRows). Only workers whose kernel does so have the feature
 // kOverlapFeature.
-#ifndef SHARDMESH_PROGRAM_FUSE_EXCHANGES_H_
-#define SHARDMESH_PROGRAM_FUSE_EXCHANGES_H_
+#ifndef SHARDMESH_PROGRAM_FUSE_FUSE_EXCHANGES_H_
+#define SHARDMESH_PROGRAM_FUSE_FUSE_EXCHANGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -84,4 +84,4 @@ int64_t FusedCopiesBytes(const Plan& plan, const Instruction& instruction);
 
 }  // namespace shardmesh
 
-#endif  // SHARDMESH_PROGRAM_FUSE_EXCHANGES_H_
+#endif  // SHARDMESH_PROGRAM_FUSE_FUSE_EXCHANGES_H_

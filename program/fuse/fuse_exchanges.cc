@@ -1,5 +1,5 @@
 // Finds the pairs of an exchange and a product, and predicts what one instruction saves.
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "program/fuse/replace_instructions.h"
 #include "program/kernel_time.h"
 #include "program/plan_forecast.h"
 #include "program/value_layout.h"
@@ -165,87 +166,18 @@ class PairFinder {
   std::vector<size_t> reader_;  // by value: the last instruction that reads it
 };
 
-// Each Renumber replaces the numbers of the values that an instruction reads.
-using Numbers = std::vector<ValueIndex>;  // by old number
-
-void Renumber(const Numbers& number_of, LocalMatmul* matmul) {
-  matmul->lhs = number_of[matmul->lhs];
-  matmul->rhs = number_of[matmul->rhs];
-  if (matmul->bias.has_value()) matmul->bias = number_of[*matmul->bias];
-  if (matmul->scales.has_value()) matmul->scales = number_of[*matmul->scales];
-}
-
-void Renumber(const Numbers& number_of, LocalEpilogue* epilogue) {
-  epilogue->input = number_of[epilogue->input];
-  if (epilogue->bias.has_value()) epilogue->bias = number_of[*epilogue->bias];
-}
-
-void Renumber(const Numbers& number_of, LocalSlice* slice) {
-  slice->input = number_of[slice->input];
-}
-
-void Renumber(const Numbers& number_of, GroupCollective* collective) {
-  collective->input = number_of[collective->input];
-}
-
-void Renumber(const Numbers& number_of, MoveRegions* move) { move->input = number_of[move->input]; }
-
-void Renumber(const Numbers& number_of, LocalCompute* compute) {
-  ReplaceInputs(compute->op, [&number_of](ValueIndex value) { return number_of[value]; });
-}
-
-void Renumber(const Numbers& number_of, GatherMatmul* fused) {
-  Renumber(number_of, &fused->gather);
-  Renumber(number_of, &fused->matmul);
-}
-
-void Renumber(const Numbers& number_of, MatmulScatter* fused) {
-  Renumber(number_of, &fused->matmul);
-  Renumber(number_of, &fused->scatter);
-}
-
 }  // namespace
 
 Plan FuseExchanges(Plan plan, const LinkCost& links, const KernelRates& kernels) {
-  const size_t count = plan.instructions.size();
-  std::vector<std::optional<Instruction>> fused(count);  // what takes the place of an instruction
-  std::vector<bool> is_left_out(count, false);
   const PairFinder finder(plan, 0, links, kernels);
-  for (size_t i = 0; i < count; ++i) {
+  InstructionChanges changes(plan.instructions.size());
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
     std::optional<FusedPair> pair = finder.PairOf(i);
     if (!pair.has_value()) continue;
-    is_left_out[pair->earlier] = true;
-    fused[pair->later] = std::move(pair->fused);
+    changes.is_left_out[pair->earlier] = true;
+    changes.replaced[pair->later] = std::move(pair->fused);
   }
-  Plan result = {.mesh_id = plan.mesh_id,
-                 .mesh_revision = plan.mesh_revision,
-                 .mesh = plan.mesh,
-                 .values = {},
-                 .operand_count = plan.operand_count,
-                 .instructions = {},
-                 .outputs = {},
-                 .updates = {},
-                 .cost = plan.cost};
-  Numbers number_of(plan.values.size(), 0);
-  for (ValueIndex operand = 0; operand < plan.operand_count; ++operand) {
-    number_of[operand] = operand;
-    result.values.push_back(std::move(plan.values[operand]));
-  }
-  for (size_t i = 0; i < count; ++i) {
-    if (is_left_out[i]) continue;
-    Instruction& instruction = fused[i].has_value() ? *fused[i] : plan.instructions[i];
-    std::visit([&](auto& kind) { Renumber(number_of, &kind); }, instruction.kind);
-    const auto number = static_cast<ValueIndex>(result.values.size());
-    number_of[instruction.output] = number;
-    result.values.push_back(std::move(plan.values[instruction.output]));
-    instruction.output = number;
-    result.instructions.push_back(std::move(instruction));
-  }
-  for (const ValueIndex output : plan.outputs) result.outputs.push_back(number_of[output]);
-  for (const StateUpdate& update : plan.updates) {
-    result.updates.push_back({.operand = update.operand, .value = number_of[update.value]});
-  }
-  return result;
+  return WithChanges(std::move(plan), std::move(changes));
 }
 
 double SecondsSavedByFusing(const Plan& plan, size_t first, const LinkCost& links,
