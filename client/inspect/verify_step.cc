@@ -161,11 +161,8 @@ absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
   StepVerifier verifier;
   verifier.client_ = client;
   verifier.verify_options_ = verify_options;
-  std::vector<Operand> operands = {call.input};
-  for (size_t i = 0; i < call.weights.size(); ++i) {
-    operands.push_back(call.weights[i]);
-    if (i < call.biases.size()) operands.push_back(call.biases[i]);
-  }
+  std::vector<Operand> operands;
+  for (const Operand* const operand : call.operands()) operands.push_back(*operand);
   SHARDMESH_ASSIGN_OR_RETURN(Found found, verifier.Find(operands, options));
   if (!found.mesh.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer,
@@ -174,6 +171,7 @@ absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
   }
   LayerCall layer = call.layer;
   layer.options.layer.use_bias = !call.biases.empty();
+  layer.options.has_scales = !call.scales.empty();
   SHARDMESH_ASSIGN_OR_RETURN(const Program program,
                              ProgramOfLayer(layer, found.described, *found.mesh));
   SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
