@@ -523,15 +523,15 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
                              "--plan-only"}),
               Succeeded());
   // The same in a layer with settings: the columns of both halves, as separate results.
-  const CommandResult parts =
+  const CommandResult halves =
       linear({"--weight=w8", "--scales=w8.scale", "--axis=tp", "--method=all-gather",
               "--out-features=4,4", "--out", Path("q0.npy"), "--out", Path("q1.npy"), "--verify"});
-  ASSERT_EQ(parts.exit_code, 0) << parts.err;
+  ASSERT_EQ(halves.exit_code, 0) << halves.err;
   for (const size_t half : {0U, 1U}) {
     std::vector<float> columns;
     for (size_t row = 0; row < 4; ++row) {
-      const auto first = products.begin() + static_cast<std::ptrdiff_t>(row * 8 + half * 4);
-      columns.insert(columns.end(), first, first + 4);
+      const auto begin = products.begin() + static_cast<std::ptrdiff_t>(row * 8 + half * 4);
+      columns.insert(columns.end(), begin, begin + 4);
     }
     EXPECT_THAT(FloatsOf(Path(StrCat("q", half, ".npy"))), Pointwise(FloatNear(1e-3F), columns));
   }
