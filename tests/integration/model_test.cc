@@ -394,6 +394,20 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_NEAR(static_cast<double>(elements[i]), expected[i], 1e-4);
   }
+  // Weights of I8 change the direction of an embedding, whose length is 1, by little.
+  const std::string rounded = cluster_->folder() + "/e8.npy";
+  result = cluster_->Run({"embed", "--model", folder_, "--tokens", "101,7,102", "--as", "encoder8",
+                          "--weight-dtype", "I8", "--out", rounded});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile rounded_file, NpyFile::Open(rounded));
+  const std::vector<float> rounded_elements = FloatsOf(rounded_file.View().bytes());
+  double cosine = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    cosine += static_cast<double>(rounded_elements[i]) * expected[i];
+  }
+  EXPECT_GT(cosine, 0.99);
+  EXPECT_NE(rounded_elements, elements);
+
   result = cluster_->Run({"embed", "--model", "encoder", "--tokens", "101,7,102"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
