@@ -19,6 +19,7 @@
 #include "client/arrays.h"
 #include "client/client_core.h"
 #include "client/get_report.h"
+#include "client/held_arrays.h"
 #include "client/remote/coordinator_connection.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
@@ -48,31 +49,6 @@ struct PlannedTensor {
 // How often the arrays are found anew because one was released before it was pinned, or because
 // names were moved meanwhile.
 constexpr int kMaxSelections = 10;
-
-// Arrays that stay until they are read. The destructor lets them go.
-class HeldArrays {
- public:
-  HeldArrays(ClientCore* core, const CallOptions& options) : core_(core), options_(options) {}
-  HeldArrays(HeldArrays&& other) noexcept
-      : core_(other.core_), options_(other.options_), ids_(std::exchange(other.ids_, {})) {}
-  HeldArrays& operator=(HeldArrays&&) = delete;
-  ~HeldArrays() { LetGo(); }
-
-  absl::Status Add(const Array& array, const std::optional<Tile>& part,
-                   const SteadyDeadline& deadline) {
-    SHARDMESH_RETURN_IF_ERROR(core_->Hold(array, part, deadline, options_));
-    ids_.push_back(array.descriptor.array_id);
-    return absl::OkStatus();
-  }
-  void LetGo() {
-    if (!ids_.empty()) core_->EndHold(std::exchange(ids_, {}), options_);
-  }
-
- private:
-  ClientCore* core_;
-  const CallOptions& options_;
-  std::vector<std::string> ids_;
-};
 
 // Whether the name of the tensor's array may be moved to another one.
 bool MayMove(const FileTensor& tensor) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/held_arrays.h"
 #include "client/types/array.h"
 #include "client/types/call_options.h"
 #include "client/types/cancellation.h"
@@ -279,6 +280,11 @@ class ArrayClient {
   absl::StatusOr<ResizeResult> ResizeMesh(const std::string& mesh, const std::string& shape,
                                           const ResizeOptions& resize_options = {},
                                           const CallOptions& options = {});
+  // Pins arrays, each whole, until the result is destroyed, so that later calls find them by their
+  // ids whatever becomes of their names. The client must outlive the result. NOT_FOUND: an array is
+  // gone. FAILED_PRECONDITION: tiles of an array are missing.
+  absl::StatusOr<HeldArrays> Hold(absl::Span<const std::string> array_ids,
+                                  const CallOptions& options = {});
   // Releases arrays that this client's session pins; returns how many of these arrays the session
   // had pinned. Arrays without names that this client made are released also if the coordinator was
   // restarted since.

@@ -204,30 +204,27 @@ absl::StatusOr<StepResult> RunLinear(const CoordinatorConnection& connection,
   return DecodeOneOutput(response);
 }
 
-absl::Status CheckBiases(const LinearLayerCall& call) {
-  if (call.biases.empty() || call.biases.size() == call.weights.size()) return absl::OkStatus();
-  return InvalidArgument(
-      Reason::kBadField,
-      StrCat("the layer has ", call.weights.size(), " weights and ", call.biases.size(),
-             " biases; give one bias for each weight, or none"),
-      {{fact::kField, "biases"}});
+// Checks the numbers of biases and scales.
+absl::Status CheckParams(const LinearLayerCall& call) {
+  const auto check = [&](std::string_view field, const std::vector<Operand>& params,
+                         std::string_view each) -> absl::Status {
+    if (params.empty() || params.size() == call.weights.size()) return absl::OkStatus();
+    return InvalidArgument(
+        Reason::kBadField,
+        StrCat("the layer has ", call.weights.size(), " weights and ", params.size(), " ", field,
+               "; give ", each, " for each weight, or none"),
+        {{fact::kField, field}});
+  };
+  SHARDMESH_RETURN_IF_ERROR(check("biases", call.biases, "one bias"));
+  return check("scales", call.scales, "one tensor of scales");
 }
 
 absl::Status EncodeLayer(const LinearLayerCall& call, v1::LinearLayer* to) {
-  SHARDMESH_RETURN_IF_ERROR(CheckBiases(call));
+  SHARDMESH_RETURN_IF_ERROR(CheckParams(call));
   SHARDMESH_RETURN_IF_ERROR(rpc::Encode(call.layer, to));
   to->set_use_bias(!call.biases.empty());
+  to->set_use_scales(!call.scales.empty());
   return absl::OkStatus();
-}
-
-// The operands in the order of CompileRequest.layer.
-std::vector<const Operand*> OperandsOf(const LinearLayerCall& call) {
-  std::vector<const Operand*> operands = {&call.input};
-  for (size_t i = 0; i < call.weights.size(); ++i) {
-    operands.push_back(&call.weights[i]);
-    if (!call.biases.empty()) operands.push_back(&call.biases[i]);
-  }
-  return operands;
 }
 
 absl::StatusOr<StepResult> RunLayer(const CoordinatorConnection& connection,
@@ -239,6 +236,10 @@ absl::StatusOr<StepResult> RunLayer(const CoordinatorConnection& connection,
   EncodeOperand(call.input, request.mutable_input());
   for (const Operand& weight : call.weights) EncodeOperand(weight, request.add_weights());
   for (const Operand& bias : call.biases) EncodeOperand(bias, request.add_biases());
+  for (const Operand& scales : call.scales) {
+    EncodeOperand(scales,
+                  request.has_scales() ? request.add_further_scales() : request.mutable_scales());
+  }
   v1::LinearResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Linear,
                                             request, call_limit, &response));
@@ -685,8 +686,8 @@ absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
 
 absl::StatusOr<StepResult> ComputeClient::LinearLayer(const LinearLayerCall& call,
                                                       const CallOptions& options) {
-  SHARDMESH_RETURN_IF_ERROR(CheckBiases(call));
-  return RunStep(core_, core_->Deadline(options), options, OperandsOf(call), call.output,
+  SHARDMESH_RETURN_IF_ERROR(CheckParams(call));
+  return RunStep(core_, core_->Deadline(options), options, call.operands(), call.output,
                  [&](const std::string& session_id, const CallLimit& limit) {
                    return RunLayer(core_->connection(), session_id, call, limit);
                  });
@@ -698,7 +699,7 @@ absl::StatusOr<CompiledProgram> ComputeClient::CompileLayer(const LinearLayerCal
   v1::CompileRequest request;
   request.set_candidates(candidates);
   SHARDMESH_RETURN_IF_ERROR(EncodeLayer(call, request.mutable_layer()));
-  for (const Operand* const operand : OperandsOf(call)) {
+  for (const Operand* const operand : call.operands()) {
     EncodeOperand(*operand, request.add_operands());
   }
   return Ask(core_->connection(), request, core_->LimitOf(options));

@@ -140,7 +140,7 @@ class ComputeClient {
                                                          const CallOptions& options = {});
   absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
   // Computes a linear layer, with one output for each part. A coordinator that lacks the feature
-  // linear_layers refuses the call (BAD_FIELD).
+  // linear_layers, or layer_scales if there are scales, refuses the call (BAD_FIELD).
   absl::StatusOr<StepResult> LinearLayer(const LinearLayerCall& call,
                                          const CallOptions& options = {});
   // Returns the plan that LinearLayer would run, and at most `candidates` of the plans that the

@@ -43,6 +43,8 @@ inline constexpr Feature kFeatures[] = {
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
     {"execute_stream", {"shardmesh.v1.ComputeService.ExecuteStream"}},
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
+    {"layer_scales",
+     {"shardmesh.v1.LinearLayer.use_scales", "shardmesh.v1.LinearRequest.further_scales"}},
     {"linear_layers",
      {"shardmesh.v1.CompileRequest.layer", "shardmesh.v1.LinearRequest.biases",
       "shardmesh.v1.LinearRequest.layer", "shardmesh.v1.LinearRequest.weights",

@@ -150,10 +150,10 @@ absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Prog
     return verifier;
   }
   const std::vector<KnownOperand>& known = verifier.known_;
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const int64_t length, LengthOf(program, [&known](ValueIndex operand) {
-        return operand < known.size() ? &known[operand].described.shape : nullptr;
-      }));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t length, LengthOf(program, [&known](ValueIndex operand) {
+                               return operand < known.size() ? &known[operand].described.shape
+                                                             : nullptr;
+                             }));
   SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(ProgramAt(program, length), options));
   return verifier;
 }
@@ -165,17 +165,15 @@ absl::StatusOr<StepVerifier> StepVerifier::CreateForLayer(MeshClient* client,
   StepVerifier verifier;
   verifier.client_ = client;
   verifier.verify_options_ = verify_options;
-  std::vector<Operand> operands = {call.input};
-  for (size_t i = 0; i < call.weights.size(); ++i) {
-    operands.push_back(call.weights[i]);
-    if (i < call.biases.size()) operands.push_back(call.biases[i]);
-  }
+  std::vector<Operand> operands;
+  for (const Operand* const operand : call.operands()) operands.push_back(*operand);
   SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options));
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, verifier.MeshOfStep(options));
   std::vector<ValueDescriptor> described;
   for (const KnownOperand& known : verifier.known_) described.push_back(known.described);
   LayerCall layer = call.layer;
   layer.options.layer.use_bias = !call.biases.empty();
+  layer.options.has_scales = !call.scales.empty();
   SHARDMESH_ASSIGN_OR_RETURN(const Program program, ProgramOfLayer(layer, described, mesh));
   SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
   return verifier;

@@ -81,8 +81,7 @@ class StepVerifier {
                                              const CallOptions& options = {});
 
   // The same for a step of a layer: its program is that of ProgramOfLayer. Also errors of
-  // ProgramOfLayer. The operands are those of LinearLayerCall: the input, then each weight and its
-  // bias.
+  // ProgramOfLayer. The operands are those of LinearLayerCall::operands.
   static absl::StatusOr<StepVerifier> CreateForLayer(MeshClient* client,
                                                      const LinearLayerCall& call,
                                                      const VerifyOptions& verify_options = {},

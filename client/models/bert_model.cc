@@ -2,12 +2,9 @@
 #include "client/models/bert_model.h"
 
 #include <cmath>
-#include <map>
 #include <string>
-#include <string_view>
-#include <vector>
 
-#include "client/models/model_weights.h"
+#include "client/models/weight_values.h"
 #include "program/graph/graph_builder.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -19,15 +16,8 @@ namespace {
 // Builds one graph.
 class BertBuilder {
  public:
-  BertBuilder(const BertConfig& config, int64_t sequences, int64_t length, Dtype dtype)
-      : config_(config), sequences_(sequences), length_(length) {
-    // The weights' layout does not matter here, and an axis of size 1 fits every configuration.
-    const absl::StatusOr<std::vector<ModelWeight>> weights = WeightsOf(config, ModelAxis());
-    if (!weights.ok()) return;
-    for (const ModelWeight& weight : *weights) {
-      weights_[weight.name] = graph_.Parameter(weight.name, dtype, weight.shape);
-    }
-  }
+  BertBuilder(const BertConfig& config, int64_t sequences, int64_t length, const WeightTypes& types)
+      : config_(config), sequences_(sequences), length_(length), weights_(config, types, &graph_) {}
 
   absl::StatusOr<Graph> Build() {
     const GraphValue ids = graph_.Parameter("ids", Dtype::kI32, {sequences_, length_});
@@ -45,38 +35,28 @@ class BertBuilder {
   }
 
  private:
-  GraphValue Weight(std::string_view name) {
-    const auto found = weights_.find(name);
-    return found == weights_.end() ? GraphValue() : found->second;
-  }
-
   GraphValue Norm(GraphValue x, const std::string& name) {
-    return graph_.LayerNorm(x, {.weight = Weight(name + ".weight"),
-                                .bias = Weight(name + ".bias"),
+    return graph_.LayerNorm(x, {.weight = weights_.Get(name + ".weight"),
+                                .bias = weights_.Get(name + ".bias"),
                                 .epsilon = static_cast<float>(config_.norm_epsilon)});
-  }
-
-  GraphValue Linear(GraphValue x, const std::string& name,
-                    Activation activation = Activation::kNone) {
-    return graph_.Linear(x, Weight(name + ".weight"),
-                         {.bias = Weight(name + ".bias"), .activation = activation});
   }
 
   GraphValue Embeddings(GraphValue ids) {
     graph_.SetScope("embeddings");
-    const GraphValue words = graph_.Embedding(Weight("embeddings.word_embeddings.weight"), ids);
+    const GraphValue words =
+        graph_.Embedding(weights_.Get("embeddings.word_embeddings.weight"), ids);
     const GraphValue positions =
-        graph_.Slice(Weight("embeddings.position_embeddings.weight"), 0, 0, length_);
+        graph_.Slice(weights_.Get("embeddings.position_embeddings.weight"), 0, 0, length_);
     const GraphValue type =
-        graph_.Slice(Weight("embeddings.token_type_embeddings.weight"), 0, 0, 1);
+        graph_.Slice(weights_.Get("embeddings.token_type_embeddings.weight"), 0, 0, 1);
     const GraphValue places = graph_.Add(positions, type);
     return Norm(graph_.Add(words, places), "embeddings.LayerNorm");
   }
 
   // Returns x times the weight, with the features as heads.
   GraphValue Heads(GraphValue x, const std::string& name) {
-    return graph_.Reshape(
-        Linear(x, name), {sequences_, length_, config_.heads, config_.hidden_size / config_.heads});
+    return graph_.Reshape(weights_.Linear(x, name), {sequences_, length_, config_.heads,
+                                                     config_.hidden_size / config_.heads});
   }
 
   GraphValue Attention(const std::string& prefix, GraphValue x) {
@@ -87,13 +67,13 @@ class BertBuilder {
     const GraphValue attended =
         graph_.Attention(query, keys, values,
                          {.mask = mask_, .scale = static_cast<float>(1 / std::sqrt(head_size))});
-    return Linear(graph_.Reshape(attended, {sequences_, length_, config_.hidden_size}),
-                  prefix + "attention.output.dense");
+    return weights_.Linear(graph_.Reshape(attended, {sequences_, length_, config_.hidden_size}),
+                           prefix + "attention.output.dense");
   }
 
   GraphValue FeedForward(const std::string& prefix, GraphValue x) {
-    return Linear(Linear(x, prefix + "intermediate.dense", config_.activation),
-                  prefix + "output.dense");
+    return weights_.Linear(weights_.Linear(x, prefix + "intermediate.dense", config_.activation),
+                           prefix + "output.dense");
   }
 
   // Returns the sum of the rows of all tokens with length 1, which is their mean with length 1.
@@ -108,14 +88,14 @@ class BertBuilder {
   const int64_t sequences_;
   const int64_t length_;
   GraphBuilder graph_;
-  std::map<std::string, GraphValue, std::less<>> weights_;
+  const WeightValues weights_;  // after graph_, to which it adds
   GraphValue mask_;
 };
 
 }  // namespace
 
 absl::StatusOr<Graph> BertEmbedding(const BertConfig& config, int64_t sequences, int64_t length,
-                                    Dtype dtype) {
+                                    const WeightTypes& types) {
   if (length > config.max_positions) {
     return InvalidArgument(Reason::kLimitExceeded,
                            StrCat("a sentence of ", length,
@@ -123,7 +103,7 @@ absl::StatusOr<Graph> BertEmbedding(const BertConfig& config, int64_t sequences,
                                   config.max_positions, "; cut it"),
                            {{fact::kHave, length}, {fact::kLimit, config.max_positions}});
   }
-  return BertBuilder(config, sequences, length, dtype).Build();
+  return BertBuilder(config, sequences, length, types).Build();
 }
 
 }  // namespace shardmesh::client

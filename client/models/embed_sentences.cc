@@ -6,7 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "client/held_arrays.h"
 #include "client/models/bert_model.h"
+#include "client/models/time_limit.h"
 #include "client/models/token_batch.h"
 #include "client/types/graph_bindings.h"
 #include "status/status_macros.h"
@@ -33,12 +35,11 @@ size_t SentencesOfStep(absl::Span<const std::vector<int32_t>> sentences, const B
 
 // Runs one step, and adds its embeddings to `result`.
 absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const BertConfig& config,
-                        absl::Span<const std::vector<int32_t>> sentences,
-                        const CallOptions& options, StepObserver* observer,
-                        SentenceEmbeddings& result) {
+                        absl::Span<const std::vector<int32_t>> sentences, const TimeLimit& limit,
+                        StepObserver* observer, SentenceEmbeddings& result) {
   const int64_t length = PaddedLength(sentences, config);
   const auto count = static_cast<int64_t>(sentences.size());
-  SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, BertEmbedding(config, count, length, model.dtype));
+  SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, BertEmbedding(config, count, length, model.types));
   const TokenBatch batch = PadTokens(sentences, length);
   GraphBindings bindings{.operands = model.weights, .return_literals = true};
   bindings.operands.emplace("ids", Int32Literal(count, length, batch.ids));
@@ -47,19 +48,19 @@ absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const Bert
   SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
   if (observer != nullptr) {
     SHARDMESH_RETURN_IF_ERROR(
-        observer->BeforeStep(graph.program, call.operands, StepOptions(options)));
+        observer->BeforeStep(graph.program, call.operands, StepOptions(limit.Next())));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
-                             client->compute().Execute(call, StepOptions(options)));
+                             client->compute().Execute(call, StepOptions(limit.Next())));
   if (observer != nullptr) {
-    SHARDMESH_RETURN_IF_ERROR(observer->AfterStep(step, StepOptions(options)));
+    SHARDMESH_RETURN_IF_ERROR(observer->AfterStep(step, StepOptions(limit.Next())));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
   for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));
   result.steps.push_back(step.timings);
   const std::string& array_id = output->array.descriptor.array_id;
-  return client->arrays().ReleaseArrays({&array_id, 1}, options).status();
+  return client->arrays().ReleaseArrays({&array_id, 1}, limit.Next()).status();
 }
 
 }  // namespace
@@ -76,11 +77,13 @@ absl::StatusOr<SentenceEmbeddings> EmbedSentences(MeshClient* client, const Load
                                                   StepObserver* observer) {
   SHARDMESH_RETURN_IF_ERROR(CheckSentences(model, sentences));
   SHARDMESH_ASSIGN_OR_RETURN(const BertConfig config, BertConfigOf(model));
+  const TimeLimit limit(options);
+  SHARDMESH_ASSIGN_OR_RETURN(const HeldArrays held, HoldModel(client, model, limit.Next()));
   SentenceEmbeddings result;
   while (!sentences.empty()) {
     const size_t count = SentencesOfStep(sentences, config);
     SHARDMESH_RETURN_IF_ERROR(
-        EmbedBatch(client, model, config, sentences.subspan(0, count), options, observer, result));
+        EmbedBatch(client, model, config, sentences.subspan(0, count), limit, observer, result));
     sentences.remove_prefix(count);
   }
   return result;

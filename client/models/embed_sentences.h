@@ -28,12 +28,13 @@ absl::Status CheckSentences(const LoadedModel& model,
                             absl::Span<const std::vector<int32_t>> sentences);
 
 // Embeds sentences, each a list of tokens, by a model of the kind BertConfig. Special tokens are
-// the caller's: a sentence of all-MiniLM-L6-v2 begins with 101 and ends with 102. `options` limit
-// each step. `observer`, which may be null, sees each step.
+// the caller's: a sentence of all-MiniLM-L6-v2 begins with 101 and ends with 102. The weights are
+// pinned until the function returns. `options` limit all calls together.
+// `observer`, which may be null, sees each step.
 //
 // Errors are INVALID_ARGUMENT: BAD_FIELD for an empty sentence, a token that is not in the
 // vocabulary, or a model of another kind; LIMIT_EXCEEDED for a sentence longer than max_positions.
-// Also errors of ComputeClient::Execute and of the observer.
+// Also errors of HoldModel, ComputeClient::Execute and the observer.
 absl::StatusOr<SentenceEmbeddings> EmbedSentences(MeshClient* client, const LoadedModel& model,
                                                   absl::Span<const std::vector<int32_t>> sentences,
                                                   const CallOptions& options = {},

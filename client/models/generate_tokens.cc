@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "client/held_arrays.h"
 #include "client/models/llama_model.h"
+#include "client/models/time_limit.h"
 #include "client/models/token_batch.h"
 #include "client/types/graph_bindings.h"
 #include "client/types/zero_tensor.h"
@@ -37,13 +40,15 @@ class Decoder {
         model_(model),
         config_(config),
         generate_options_(generate_options),
-        options_(options) {}
+        options_(options),
+        limit_(options) {}
   ~Decoder() {
     for (const auto& [number, step] : early_) Hold(step);
     if (held_.empty()) return;
-    // A run that was cancelled releases its arrays, too.
+    // A run that was cancelled, or whose time is over, releases its arrays, too.
     CallOptions options = options_;
     options.cancellation = nullptr;
+    options.timeout = std::nullopt;
     // The session would release them at its end, too: an error here changes no result.
     client_->arrays().ReleaseArrays(held_, options).IgnoreError();
   }
@@ -54,10 +59,11 @@ class Decoder {
     const int64_t longest = LongestOf(prompts);
     batch_.sequences = static_cast<int64_t>(prompts.size());
     batch_.capacity = RoundUpLength(longest + generate_options_.max_new_tokens, kSmallestCapacity);
-    batch_.dtype = model_.dtype;
+    batch_.types = model_.types;
     batch_.gives_logits = generate_options_.gives_logits;
     result_.tokens.resize(prompts.size());
     ended_.resize(prompts.size());
+    SHARDMESH_ASSIGN_OR_RETURN(const HeldArrays weights, HoldModel(client_, model_, limit_.Next()));
     SHARDMESH_RETURN_IF_ERROR(PutState());
     SHARDMESH_RETURN_IF_ERROR(Prefill(prompts, RoundUpLength(longest, kSmallestLength)));
     if (!IsOver()) SHARDMESH_RETURN_IF_ERROR(Decode());
@@ -80,7 +86,7 @@ class Decoder {
     put_options.mesh = model_.mesh_id;
     put_options.reuse = false;
     const absl::StatusOr<PutResult> made =
-        client_->arrays().PutTensors(tensors, put_options, options_);
+        client_->arrays().PutTensors(tensors, put_options, limit_.Next());
     if (!made.ok()) {
       return WithContext(made.status(),
                          StrCat("making the caches of keys and values, of ", batch_.sequences,
@@ -114,7 +120,7 @@ class Decoder {
     SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
     SHARDMESH_RETURN_IF_ERROR(Before(graph, call));
     SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
-                               client_->compute().Execute(call, StepOptions(options_)));
+                               client_->compute().Execute(call, StepOptions(limit_.Next())));
     result_.prefill = step.timings;
     return Take(graph, step);
   }
@@ -122,12 +128,13 @@ class Decoder {
   absl::Status Decode() {
     SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, LlamaDecode(config_, batch_));
     SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, Bindings()));
-    SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram compiled,
-                               client_->compute().Compile(graph.program, call.operands,
-                                                          model_.mesh_id, StepOptions(options_)));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const CompiledProgram compiled,
+        client_->compute().Compile(graph.program, call.operands, model_.mesh_id,
+                                   StepOptions(limit_.Next())));
     call.work = compiled.plan_hash;
     SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<StepStream> stream,
-                               client_->compute().OpenStream(false, options_));
+                               client_->compute().OpenStream(false, limit_.Next()));
     const auto start = std::chrono::steady_clock::now();
     const int64_t steps = generate_options_.max_new_tokens - 1;
     const int64_t ahead = generate_options_.observer == nullptr ? kStepsAhead : 1;
@@ -166,12 +173,12 @@ class Decoder {
     StepObserver* const observer = generate_options_.observer;
     return observer == nullptr
                ? absl::OkStatus()
-               : observer->BeforeStep(graph.program, call.operands, StepOptions(options_));
+               : observer->BeforeStep(graph.program, call.operands, StepOptions(limit_.Next()));
   }
   absl::Status After(const StepResult& step) const {
     StepObserver* const observer = generate_options_.observer;
     return observer == nullptr ? absl::OkStatus()
-                               : observer->AfterStep(step, StepOptions(options_));
+                               : observer->AfterStep(step, StepOptions(limit_.Next()));
   }
 
   void Hold(const StepResult& step) {
@@ -209,7 +216,7 @@ class Decoder {
   // Releases the results of steps. The state stays.
   absl::Status ReleaseResults() {
     const absl::Span<const std::string> results = absl::MakeConstSpan(held_).subspan(state_count_);
-    SHARDMESH_RETURN_IF_ERROR(client_->arrays().ReleaseArrays(results, options_).status());
+    SHARDMESH_RETURN_IF_ERROR(client_->arrays().ReleaseArrays(results, limit_.Next()).status());
     held_.resize(state_count_);
     return absl::OkStatus();
   }
@@ -224,6 +231,7 @@ class Decoder {
   const LlamaConfig& config_;
   const GenerateOptions& generate_options_;
   const CallOptions& options_;
+  const TimeLimit limit_;
   LlamaBatch batch_;
   std::map<std::string, Operand, std::less<>> state_;
   std::vector<std::string> held_;  // the ids of the state's arrays, then those of results

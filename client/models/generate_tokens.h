@@ -51,14 +51,14 @@ absl::Status CheckPrompts(const LoadedModel& model, absl::Span<const std::vector
 // logit. All prompts, 1 to 256, make one batch. Keys and values of earlier tokens stay on the
 // workers, in arrays without a name that are released at the end. Steps follow each other without
 // the client; those after a stop token are cancelled. A small result of a step that committed all
-// the same may stay until the session ends. `options` limit the step of the prompts, and
-// all further steps together.
+// the same may stay until the session ends. The weights are pinned until the function returns.
+// `options` limit all calls together.
 //
 // Errors are INVALID_ARGUMENT: BAD_FIELD for an empty prompt, a token that is not in the
 // vocabulary, or a model of another kind; LIMIT_EXCEEDED for a prompt that is, with the new tokens,
 // longer than max_positions, for too many prompts, and for prompts or logits of a step that take
-// more than kMaxLiteralBytes. Also errors of ArrayClient::PutTensors, ComputeClient::Execute,
-// StepStream::Next and the observer.
+// more than kMaxLiteralBytes. Also errors of HoldModel, ArrayClient::PutTensors,
+// ComputeClient::Execute, StepStream::Next and the observer.
 absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
                                           absl::Span<const std::vector<int32_t>> prompts,
                                           const GenerateOptions& generate_options = {},

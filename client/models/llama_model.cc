@@ -7,6 +7,7 @@
 #include <numbers>
 #include <utility>
 
+#include "client/models/weight_values.h"
 #include "program/graph/graph_builder.h"
 #include "status/str_cat.h"
 
@@ -21,7 +22,7 @@ std::string CacheName(int64_t layer, std::string_view kind) {
 class LlamaBuilder {
  public:
   LlamaBuilder(const LlamaConfig& config, const LlamaBatch& batch)
-      : config_(config), batch_(batch) {}
+      : config_(config), batch_(batch), weights_(config, batch.types, &graph_) {}
 
   absl::StatusOr<Graph> Prefill(int64_t length) {
     DeclareOperands();
@@ -51,13 +52,6 @@ class LlamaBuilder {
 
  private:
   void DeclareOperands() {
-    // The weights' layout does not matter here, and an axis of size 1 fits every configuration.
-    const absl::StatusOr<std::vector<ModelWeight>> weights = WeightsOf(config_, ModelAxis());
-    if (weights.ok()) {
-      for (const ModelWeight& weight : *weights) {
-        weights_[weight.name] = graph_.Parameter(weight.name, batch_.dtype, weight.shape);
-      }
-    }
     for (const LlamaState& state : LlamaStateOf(config_, batch_, ModelAxis())) {
       state_[state.name] = graph_.State(state.name, state.dtype, state.shape);
     }
@@ -66,18 +60,18 @@ class LlamaBuilder {
     frequencies_ = graph_.Vector(RotaryFrequencies(config_));
   }
 
-  GraphValue Weight(int64_t layer, std::string_view name) {
-    return weights_[StrCat("model.layers.", layer, ".", name, ".weight")];
+  static std::string NameIn(int64_t layer, std::string_view name) {
+    return StrCat("model.layers.", layer, ".", name);
   }
 
-  GraphValue Norm(GraphValue x, GraphValue weight) {
-    return graph_.RmsNorm(x,
-                          {.weight = weight, .epsilon = static_cast<float>(config_.norm_epsilon)});
+  GraphValue Norm(GraphValue x, std::string_view name) {
+    return graph_.RmsNorm(x, {.weight = weights_.Get(StrCat(name, ".weight")),
+                              .epsilon = static_cast<float>(config_.norm_epsilon)});
   }
 
-  // Returns x times the weight, with the features as `heads` heads.
-  GraphValue Heads(GraphValue x, GraphValue weight, int64_t heads) {
-    return graph_.Reshape(graph_.Linear(x, weight),
+  // Returns the result of a linear layer, with the features as `heads` heads.
+  GraphValue Heads(GraphValue x, std::string_view name, int64_t heads) {
+    return graph_.Reshape(weights_.Linear(x, name),
                           {batch_.sequences, -1, heads, config_.head_size});
   }
 
@@ -90,9 +84,9 @@ class LlamaBuilder {
   }
 
   GraphValue Attention(int64_t layer, GraphValue x, GraphValue positions) {
-    GraphValue query = Heads(x, Weight(layer, "self_attn.q_proj"), config_.heads);
-    GraphValue key = Heads(x, Weight(layer, "self_attn.k_proj"), config_.key_heads);
-    const GraphValue value = Heads(x, Weight(layer, "self_attn.v_proj"), config_.key_heads);
+    GraphValue query = Heads(x, NameIn(layer, "self_attn.q_proj"), config_.heads);
+    GraphValue key = Heads(x, NameIn(layer, "self_attn.k_proj"), config_.key_heads);
+    const GraphValue value = Heads(x, NameIn(layer, "self_attn.v_proj"), config_.key_heads);
     query = graph_.Rotary(query, positions, frequencies_);
     key = graph_.Rotary(key, positions, frequencies_);
     const GraphValue keys = Cached(layer, "keys", key, positions);
@@ -102,25 +96,24 @@ class LlamaBuilder {
         graph_.Attention(query, keys, values, {.positions = positions, .scale = scale});
     const GraphValue joined =
         graph_.Reshape(attended, {batch_.sequences, -1, config_.heads * config_.head_size});
-    return graph_.Linear(joined, Weight(layer, "self_attn.o_proj"));
+    return weights_.Linear(joined, NameIn(layer, "self_attn.o_proj"));
   }
 
   GraphValue FeedForward(int64_t layer, GraphValue x) {
-    const GraphValue gate =
-        graph_.Linear(x, Weight(layer, "mlp.gate_proj"), {.activation = Activation::kSilu});
-    const GraphValue up = graph_.Linear(x, Weight(layer, "mlp.up_proj"));
-    return graph_.Linear(graph_.Multiply(gate, up), Weight(layer, "mlp.down_proj"));
+    const GraphValue gate = weights_.Linear(x, NameIn(layer, "mlp.gate_proj"), Activation::kSilu);
+    const GraphValue up = weights_.Linear(x, NameIn(layer, "mlp.up_proj"));
+    return weights_.Linear(graph_.Multiply(gate, up), NameIn(layer, "mlp.down_proj"));
   }
 
   // Returns the values after the last layer, [sequences, length, hidden].
   GraphValue Layers(GraphValue ids, GraphValue positions) {
     graph_.SetScope("embeddings");
-    GraphValue x = graph_.Embedding(weights_["model.embed_tokens.weight"], ids);
+    GraphValue x = graph_.Embedding(weights_.Get("model.embed_tokens.weight"), ids);
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       graph_.SetScope(StrCat("layers.", layer));
-      const GraphValue before = Norm(x, Weight(layer, "input_layernorm"));
+      const GraphValue before = Norm(x, NameIn(layer, "input_layernorm"));
       x = graph_.Add(x, Attention(layer, before, positions));
-      const GraphValue after = Norm(x, Weight(layer, "post_attention_layernorm"));
+      const GraphValue after = Norm(x, NameIn(layer, "post_attention_layernorm"));
       x = graph_.Add(x, FeedForward(layer, after));
     }
     return x;
@@ -130,9 +123,8 @@ class LlamaBuilder {
   // position of this token.
   absl::StatusOr<Graph> Finish(GraphValue last, GraphValue ends) {
     graph_.SetScope("logits");
-    const GraphValue head = config_.ties_embeddings ? weights_["model.embed_tokens.weight"]
-                                                    : weights_["lm_head.weight"];
-    const GraphValue logits = graph_.Linear(Norm(last, weights_["model.norm.weight"]), head);
+    const GraphValue logits = weights_.Linear(
+        Norm(last, "model.norm"), config_.ties_embeddings ? "model.embed_tokens" : "lm_head");
     const GraphValue next = graph_.Argmax(logits);
     graph_.SetScope("state");
     graph_.Update(tokens_, graph_.Reshape(next, {batch_.sequences, 1}));
@@ -145,7 +137,7 @@ class LlamaBuilder {
   const LlamaConfig& config_;
   const LlamaBatch& batch_;
   GraphBuilder graph_;
-  std::map<std::string, GraphValue, std::less<>> weights_;
+  const WeightValues weights_;  // after graph_, to which it adds
   std::map<std::string, GraphValue, std::less<>> state_;
   GraphValue tokens_;
   GraphValue positions_;
@@ -167,7 +159,7 @@ std::vector<LlamaState> LlamaStateOf(const LlamaConfig& config, const LlamaBatch
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (const char* kind : {"keys", "values"}) {
       state.push_back({CacheName(layer, kind),
-                       batch.dtype,
+                       batch.types.dtype,
                        {batch.sequences, batch.capacity, config.key_heads, config.head_size},
                        spec});
     }

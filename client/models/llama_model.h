@@ -19,7 +19,7 @@ namespace shardmesh::client {
 struct LlamaBatch {
   int64_t sequences = 1;
   int64_t capacity = 64;      // rows of the caches: the most tokens of a sequence
-  Dtype dtype = Dtype::kF32;  // of the weights, and of all values of the model
+  WeightTypes types = {};     // of the weights; `dtype` is that of all values of the model
   bool gives_logits = false;  // whether the graphs also have the output "logits"
 };
 
@@ -40,11 +40,11 @@ struct LlamaState {
 std::vector<LlamaState> LlamaStateOf(const LlamaConfig& config, const LlamaBatch& batch,
                                      const ModelAxis& axis);
 
-// Both graphs have the weights of WeightsOf as operands, under the same names, and the state of
-// LlamaStateOf. Their outputs are "next" I32 [sequences], the token with the largest logit of each
-// sequence (of equal ones the lowest), and with gives_logits "logits" F32 [sequences, vocabulary].
-// A step writes the keys and values of its tokens into the caches, "next" into "tokens", and the
-// position of "next" into "positions".
+// Both graphs have the weights of WeightsOf, and the scales of those that are I8, as operands,
+// under the same names, and the state of LlamaStateOf. Their outputs are "next" I32 [sequences],
+// the token with the largest logit of each sequence (of equal ones the lowest), and with
+// gives_logits "logits" F32 [sequences, vocabulary]. A step writes the keys and values of its
+// tokens into the caches, "next" into "tokens", and the position of "next" into "positions".
 //
 // The graph of prefill has three further operands, for sequences of different lengths that are
 // padded at their ends to `length` tokens:
@@ -54,7 +54,8 @@ std::vector<LlamaState> LlamaStateOf(const LlamaConfig& config, const LlamaBatch
 // The graph of decoding takes its tokens and positions from the state: steps follow each other
 // without another operand.
 //
-// Errors of GraphBuilder::Build: LIMIT_EXCEEDED for a model of more than about 385 layers.
+// Errors of GraphBuilder::Build: LIMIT_EXCEEDED for a model of more than about 385 layers, or
+// 325 with biases and scales.
 absl::StatusOr<Graph> LlamaPrefill(const LlamaConfig& config, const LlamaBatch& batch,
                                    int64_t length);
 absl::StatusOr<Graph> LlamaDecode(const LlamaConfig& config, const LlamaBatch& batch);

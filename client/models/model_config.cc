@@ -118,10 +118,8 @@ class KeyReader {
     return tokens;
   }
 
-  // Refuses a flag that asks for something that is not there.
-  void RequireFalse(const char* key) {
-    if (Flag(key, false)) Refuse(key, "is true; only false is supported");
-  }
+  // Whether the key is there, perhaps with null.
+  bool Has(const char* key) const { return json_.contains(key); }
 
   int64_t Layers() {
     const int64_t layers = Size("num_hidden_layers");
@@ -168,12 +166,20 @@ absl::StatusOr<std::optional<RotaryScaling>> ScalingFrom(std::string_view file, 
   return std::optional<RotaryScaling>(scaling);
 }
 
+void RefusePartialRotary(KeyReader& reader) {
+  const char* const key = "partial_rotary_factor";
+  if (const double part = reader.Positive(key, 1); part != 1) {
+    reader.Refuse(key, StrCat("is ", part, "; only 1 is supported: all features are rotated"));
+  }
+}
+
 // Reads the members about rotary positions: `rope_theta` and `rope_scaling`, or, since transformers
 // 5, `rope_parameters` with both.
 absl::Status ReadRotary(std::string_view file, KeyReader& reader, LlamaConfig& config) {
   const char* key = "rope_parameters";
   const Json* scaling = reader.Find(key);
   config.rope_theta = reader.Positive("rope_theta", 10000);
+  RefusePartialRotary(reader);
   if (scaling == nullptr) {
     key = "rope_scaling";
     scaling = reader.Find(key);
@@ -185,27 +191,65 @@ absl::Status ReadRotary(std::string_view file, KeyReader& reader, LlamaConfig& c
   }
   KeyReader inner(file, StrCat(file, ": ", key), *scaling);
   config.rope_theta = inner.Positive("rope_theta", config.rope_theta);
+  RefusePartialRotary(inner);
   SHARDMESH_RETURN_IF_ERROR(inner.status());
   SHARDMESH_ASSIGN_OR_RETURN(config.rope_scaling, ScalingFrom(file, key, *scaling));
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelConfig> LlamaFrom(std::string_view file, KeyReader& reader) {
+// A value of model_type that means a Llama-shaped decoder, and its defaults in transformers.
+struct DecoderType {
+  std::string_view name;
+  int64_t key_heads;  // 0: as many as heads
+  int64_t max_positions;
+  double norm_epsilon;
+};
+constexpr DecoderType kDecoderTypes[] = {
+    {"llama", 0, 2048, 1e-6},
+    {"mistral", 8, 131072, 1e-6},
+    {"phi3", 0, 4096, 1e-5},
+    {"qwen2", 32, 32768, 1e-6},
+};
+constexpr char kSupportedTypes[] =
+    "supported are \"bert\", \"llama\", \"mistral\", \"phi3\" and \"qwen2\"";
+
+// Limits the positions to those for which a sliding window changes nothing.
+void ReadWindow(std::string_view type, KeyReader& reader, LlamaConfig& config) {
+  constexpr int64_t kDefaultWindow = 4096;  // of transformers, for mistral and qwen2
+  const char* const key = "sliding_window";
+  if (type == "llama") return;
+  if (type == "qwen2" && !reader.Flag("use_sliding_window", false)) return;
+  const bool has_default = type != "phi3" && !reader.Has(key);
+  if (!has_default && reader.Find(key) == nullptr) return;
+  config.max_positions = std::min(config.max_positions, reader.Size(key, kDefaultWindow));
+}
+
+void ReadBiases(std::string_view type, KeyReader& reader, LlamaConfig& config) {
+  if (type == "qwen2") config.has_input_biases = true;
+  if (type != "llama") return;
+  config.has_input_biases = config.has_output_bias = reader.Flag("attention_bias", false);
+  config.has_mlp_biases = reader.Flag("mlp_bias", false);
+}
+
+absl::StatusOr<ModelConfig> LlamaFrom(std::string_view file, const DecoderType& type,
+                                      KeyReader& reader) {
   LlamaConfig config;
+  config.is_merged = type.name == "phi3";
   config.hidden_size = reader.Size("hidden_size");
   config.layers = reader.Layers();
   config.heads = reader.Size("num_attention_heads");
-  config.key_heads = reader.Size("num_key_value_heads", config.heads);
+  config.key_heads =
+      reader.Size("num_key_value_heads", type.key_heads == 0 ? config.heads : type.key_heads);
   config.intermediate_size = reader.Size("intermediate_size");
   config.vocabulary_size = reader.Size("vocab_size");
-  config.max_positions = reader.Size("max_position_embeddings", 2048);
-  config.norm_epsilon = reader.Positive("rms_norm_eps", 1e-6);
+  config.max_positions = reader.Size("max_position_embeddings", type.max_positions);
+  config.norm_epsilon = reader.Positive("rms_norm_eps", type.norm_epsilon);
   config.ties_embeddings = reader.Flag("tie_word_embeddings", false);
   config.stop_tokens = reader.Tokens("eos_token_id");
-  reader.RequireFalse("attention_bias");
-  reader.RequireFalse("mlp_bias");
+  ReadBiases(type.name, reader, config);
+  ReadWindow(type.name, reader, config);
   if (const std::string name = reader.Text("hidden_act", "silu"); name != "silu") {
-    reader.Refuse("hidden_act", StrCat("is \"", name, "\"; a llama has \"silu\""));
+    reader.Refuse("hidden_act", StrCat("is \"", name, "\"; only \"silu\" is supported"));
   }
   if (reader.Find("head_dim") == nullptr && config.hidden_size % config.heads != 0) {
     reader.Refuse("hidden_size", StrCat("is ", config.hidden_size,
@@ -265,8 +309,13 @@ absl::StatusOr<ModelConfig> BertFrom(KeyReader& reader) {
 }
 
 Json JsonOf(const LlamaConfig& config) {
-  Json json = {{"model_type", "llama"},
-               {"architectures", {"LlamaForCausalLM"}},
+  const bool is_qwen2 = config.has_input_biases && !config.has_output_bias;
+  const char* const type = config.is_merged ? "phi3" : is_qwen2 ? "qwen2" : "llama";
+  const char* const architecture = config.is_merged ? "Phi3ForCausalLM"
+                                   : is_qwen2       ? "Qwen2ForCausalLM"
+                                                    : "LlamaForCausalLM";
+  Json json = {{"model_type", type},
+               {"architectures", {architecture}},
                {"hidden_size", config.hidden_size},
                {"num_hidden_layers", config.layers},
                {"num_attention_heads", config.heads},
@@ -278,8 +327,8 @@ Json JsonOf(const LlamaConfig& config) {
                {"rms_norm_eps", config.norm_epsilon},
                {"rope_theta", config.rope_theta},
                {"hidden_act", "silu"},
-               {"attention_bias", false},
-               {"mlp_bias", false},
+               {"attention_bias", config.has_input_biases},
+               {"mlp_bias", config.has_mlp_biases},
                {"tie_word_embeddings", config.ties_embeddings},
                {"bos_token_id", nullptr},
                {"eos_token_id", nullptr}};
@@ -335,11 +384,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view source, std::strin
   }
   KeyReader reader(source, std::string(source), json);
   const std::string type = reader.Text("model_type", "");
-  if (type == "llama") return LlamaFrom(source, reader);
   if (type == "bert") return BertFrom(reader);
-  reader.Refuse("model_type",
-                type.empty() ? "is missing; supported are \"llama\" and \"bert\""
-                             : StrCat("is \"", type, "\"; supported are \"llama\" and \"bert\""));
+  for (const DecoderType& decoder : kDecoderTypes) {
+    if (decoder.name == type) return LlamaFrom(source, decoder, reader);
+  }
+  reader.Refuse("model_type", StrCat(type.empty() ? "is missing" : StrCat("is \"", type, "\""),
+                                     "; ", kSupportedTypes));
   return reader.status();
 }
 

@@ -26,7 +26,15 @@ struct RotaryScaling {
   friend bool operator==(const RotaryScaling&, const RotaryScaling&) = default;
 };
 
-// A Llama-shaped decoder ("model_type": "llama"). All numbers are at least 1.
+// A Llama-shaped decoder. The values of model_type that mean one, and how they differ:
+//   - "llama": a Llama. attention_bias is about all four weights of attention.
+//   - "mistral": no biases. sliding_window limits max_positions, because positions that see no
+//     token outside of a window are as those without window.
+//   - "phi3": no biases; a checkpoint has the query, key and value weights of a layer as one
+//   tensor,
+//     and so the gate and up weights. sliding_window as above.
+//   - "qwen2": query, key and value have biases. sliding_window as above, with use_sliding_window.
+// All numbers are at least 1.
 struct LlamaConfig {
   int64_t hidden_size = 0;
   int64_t layers = 0;
@@ -39,7 +47,12 @@ struct LlamaConfig {
   double norm_epsilon = 1e-6;
   double rope_theta = 10000;
   std::optional<RotaryScaling> rope_scaling = std::nullopt;
-  bool ties_embeddings = false;  // the embeddings are also the weight of the logits
+  bool ties_embeddings = false;   // the embeddings are also the weight of the logits
+  bool has_input_biases = false;  // of query, key and value
+  bool has_output_bias = false;   // of the weight after attention
+  bool has_mlp_biases = false;    // of gate, up and down
+  // Whether the checkpoint has merged weights: see MergedWeightsOf. Graphs take their parts.
+  bool is_merged = false;
   std::vector<int64_t> stop_tokens = {};
 
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
@@ -67,13 +80,13 @@ using ModelConfig = std::variant<LlamaConfig, BertConfig>;
 //
 // Errors are INVALID_ARGUMENT (BAD_FILE), with the file, the key and its value: the text is not a
 // JSON object, a key is missing, has another type or a value that is out of range, or asks for
-// something that is not supported, such as another model_type or a bias in attention.
+// something that is not supported, such as another model_type or kind of rotary positions.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view source, std::string_view json);
 // Reads and parses the file at `path`, of at most 1 MiB. Also errors of OpenInputFile.
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path);
 
 // Returns the text of a config.json with this configuration, for transformers and for
-// ParseModelConfig.
+// ParseModelConfig. Its model_type is the one that has these biases, and these tensors.
 std::string FormatModelConfig(const ModelConfig& config);
 
 }  // namespace shardmesh::client

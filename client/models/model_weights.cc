@@ -1,6 +1,7 @@
 // The weights of transformers and their layouts.
 #include "client/models/model_weights.h"
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint/tensor_map.h"
 
 namespace shardmesh::client {
 namespace {
@@ -24,18 +26,21 @@ class WeightList {
   void AddWhole(std::string name, Shape shape) {
     weights_.push_back({std::move(name), std::move(shape), PartitionSpec()});
   }
-  // A matrix, or the bias of one, whose rows are partitioned.
-  void AddByRows(std::string name, Shape shape) {
-    weights_.push_back({std::move(name), std::move(shape), SpecAlong(0)});
+  // A linear layer whose output features are partitioned: NAME.weight, and perhaps NAME.bias.
+  void AddByRows(std::string_view name, const Shape& shape, bool has_bias) {
+    weights_.push_back({StrCat(name, ".weight"), shape, SpecAlong(0), true});
+    if (has_bias) weights_.push_back({StrCat(name, ".bias"), {shape[0]}, SpecAlong(0)});
   }
-  void AddByColumns(std::string name, Shape shape) {
-    weights_.push_back({std::move(name), std::move(shape), SpecAlong(1)});
+  // One whose input features are partitioned.
+  void AddByColumns(std::string_view name, const Shape& shape, bool has_bias) {
+    weights_.push_back({StrCat(name, ".weight"), shape, SpecAlong(1), true});
+    if (has_bias) AddWhole(StrCat(name, ".bias"), {shape[0]});
   }
-  // A table of tokens.
-  void AddTable(std::string name, Shape shape) {
+  // A row for each token.
+  void AddTable(std::string name, Shape shape, bool is_linear = false) {
     const bool is_divisible = shape.front() % axis_.size == 0;
     PartitionSpec spec = is_divisible ? SpecAlong(0) : PartitionSpec();
-    weights_.push_back({std::move(name), std::move(shape), std::move(spec)});
+    weights_.push_back({std::move(name), std::move(shape), std::move(spec), is_linear});
   }
 
   std::vector<ModelWeight> Take() { return std::move(weights_); }
@@ -73,23 +78,24 @@ absl::StatusOr<std::vector<ModelWeight>> LlamaWeights(const LlamaConfig& config,
   const int64_t hidden = config.hidden_size;
   const int64_t queries = config.heads * config.head_size;
   const int64_t keys = config.key_heads * config.head_size;
+  const int64_t inner = config.intermediate_size;
   WeightList list(axis);
   list.AddTable("model.embed_tokens.weight", {config.vocabulary_size, hidden});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string prefix = StrCat("model.layers.", layer, ".");
     list.AddWhole(prefix + "input_layernorm.weight", {hidden});
-    list.AddByRows(prefix + "self_attn.q_proj.weight", {queries, hidden});
-    list.AddByRows(prefix + "self_attn.k_proj.weight", {keys, hidden});
-    list.AddByRows(prefix + "self_attn.v_proj.weight", {keys, hidden});
-    list.AddByColumns(prefix + "self_attn.o_proj.weight", {hidden, queries});
+    list.AddByRows(prefix + "self_attn.q_proj", {queries, hidden}, config.has_input_biases);
+    list.AddByRows(prefix + "self_attn.k_proj", {keys, hidden}, config.has_input_biases);
+    list.AddByRows(prefix + "self_attn.v_proj", {keys, hidden}, config.has_input_biases);
+    list.AddByColumns(prefix + "self_attn.o_proj", {hidden, queries}, config.has_output_bias);
     list.AddWhole(prefix + "post_attention_layernorm.weight", {hidden});
-    list.AddByRows(prefix + "mlp.gate_proj.weight", {config.intermediate_size, hidden});
-    list.AddByRows(prefix + "mlp.up_proj.weight", {config.intermediate_size, hidden});
-    list.AddByColumns(prefix + "mlp.down_proj.weight", {hidden, config.intermediate_size});
+    list.AddByRows(prefix + "mlp.gate_proj", {inner, hidden}, config.has_mlp_biases);
+    list.AddByRows(prefix + "mlp.up_proj", {inner, hidden}, config.has_mlp_biases);
+    list.AddByColumns(prefix + "mlp.down_proj", {hidden, inner}, config.has_mlp_biases);
   }
   list.AddWhole("model.norm.weight", {hidden});
   if (!config.ties_embeddings) {
-    list.AddTable("lm_head.weight", {config.vocabulary_size, hidden});
+    list.AddTable("lm_head.weight", {config.vocabulary_size, hidden}, /*is_linear=*/true);
   }
   return list.Take();
 }
@@ -98,17 +104,13 @@ void AddBertLayer(const BertConfig& config, int64_t layer, WeightList& list) {
   const int64_t hidden = config.hidden_size;
   const std::string prefix = StrCat("encoder.layer.", layer, ".");
   for (const char* name : {"query", "key", "value"}) {
-    list.AddByRows(StrCat(prefix, "attention.self.", name, ".weight"), {hidden, hidden});
-    list.AddByRows(StrCat(prefix, "attention.self.", name, ".bias"), {hidden});
+    list.AddByRows(StrCat(prefix, "attention.self.", name), {hidden, hidden}, true);
   }
-  list.AddByColumns(prefix + "attention.output.dense.weight", {hidden, hidden});
-  list.AddWhole(prefix + "attention.output.dense.bias", {hidden});
+  list.AddByColumns(prefix + "attention.output.dense", {hidden, hidden}, true);
   list.AddWhole(prefix + "attention.output.LayerNorm.weight", {hidden});
   list.AddWhole(prefix + "attention.output.LayerNorm.bias", {hidden});
-  list.AddByRows(prefix + "intermediate.dense.weight", {config.intermediate_size, hidden});
-  list.AddByRows(prefix + "intermediate.dense.bias", {config.intermediate_size});
-  list.AddByColumns(prefix + "output.dense.weight", {hidden, config.intermediate_size});
-  list.AddWhole(prefix + "output.dense.bias", {hidden});
+  list.AddByRows(prefix + "intermediate.dense", {config.intermediate_size, hidden}, true);
+  list.AddByColumns(prefix + "output.dense", {hidden, config.intermediate_size}, true);
   list.AddWhole(prefix + "output.LayerNorm.weight", {hidden});
   list.AddWhole(prefix + "output.LayerNorm.bias", {hidden});
 }
@@ -141,6 +143,92 @@ absl::Status Missing(std::string_view source, const ModelWeight& weight,
       {{fact::kFile, source}, {fact::kTensor, weight.name}});
 }
 
+// Returns the scales that a weight of I8 has.
+ModelWeight ScalesOf(const ModelWeight& weight) {
+  PartitionSpec spec;
+  if (weight.spec.size() > 0) spec = PartitionSpec({weight.spec.entry(0)});
+  return {
+      .name = ScaleNameOf(weight.name), .shape = {weight.shape.front()}, .spec = std::move(spec)};
+}
+
+// Checks weights one after the other, and collects their types.
+class TensorCheck {
+ public:
+  TensorCheck(std::string_view source, absl::Span<const StoredTensor> tensors)
+      : source_(source), tensors_(tensors) {
+    for (const StoredTensor& tensor : tensors) by_name_[tensor.name] = &tensor;
+  }
+
+  absl::Status Check(const ModelWeight& weight) {
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredTensor* const tensor, Find(weight));
+    if (tensor->dtype == Dtype::kI8 && weight.is_linear) return CheckQuantised(weight);
+    if (tensor->dtype != Dtype::kF32 && tensor->dtype != Dtype::kBF16 &&
+        tensor->dtype != Dtype::kF16) {
+      return WrongType(*tensor, StrCat("; ",
+                                       weight.is_linear ? "this weight must be F32, BF16, F16 or I8"
+                                                        : "weights are F32, BF16 or F16",
+                                       ": convert it with load --dtype and save"));
+    }
+    if (first_matrix_ == nullptr && tensor->shape.size() == 2) first_matrix_ = tensor;
+    if (first_matrix_ != nullptr && tensor->dtype != first_matrix_->dtype) {
+      return WrongType(*tensor, StrCat(", and \"", first_matrix_->name, "\" is ",
+                                       DtypeName(first_matrix_->dtype),
+                                       "; all weights of a model that are not I8 have one type: "
+                                       "convert it with load --dtype and save"));
+    }
+    return absl::OkStatus();
+  }
+
+  WeightTypes Take() && {
+    if (first_matrix_ != nullptr) types_.dtype = first_matrix_->dtype;
+    return std::move(types_);
+  }
+
+ private:
+  // Returns the tensor of a weight, which has the weight's shape.
+  absl::StatusOr<const StoredTensor*> Find(const ModelWeight& weight) const {
+    const auto found = by_name_.find(weight.name);
+    if (found == by_name_.end()) return Missing(source_, weight, tensors_);
+    const StoredTensor& tensor = *found->second;
+    if (tensor.shape == weight.shape) return &tensor;
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat(Which(tensor), " has the shape ", ShapeToString(tensor.shape),
+               ", and config.json requires ", ShapeToString(weight.shape)),
+        {{fact::kHave, ShapeToString(tensor.shape)}, {fact::kNeed, ShapeToString(weight.shape)}});
+  }
+  // Checks the scales of a weight of I8.
+  absl::Status CheckQuantised(const ModelWeight& weight) {
+    const ModelWeight scales = ScalesOf(weight);
+    if (!by_name_.contains(scales.name)) {
+      return InvalidArgument(
+          Reason::kBadFile,
+          StrCat(source_, ": the tensor \"", weight.name, "\" is I8, and its scales, the tensor \"",
+                 scales.name, "\", F32 ", ShapeToString(scales.shape),
+                 ", are missing: quantise it with load --map and dtype: I8"),
+          {{fact::kFile, source_}, {fact::kTensor, scales.name}});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredTensor* const found, Find(scales));
+    if (found->dtype != Dtype::kF32) return WrongType(*found, "; scales must be F32");
+    types_.quantised.insert(weight.name);
+    return absl::OkStatus();
+  }
+  absl::Status WrongType(const StoredTensor& tensor, std::string_view advice) const {
+    return InvalidArgument(Reason::kUnsupportedDtype,
+                           StrCat(Which(tensor), " is ", DtypeName(tensor.dtype), advice),
+                           {{fact::kDtype, DtypeName(tensor.dtype)}});
+  }
+  std::string Which(const StoredTensor& tensor) const {
+    return StrCat(source_, ": the tensor \"", tensor.name, "\"");
+  }
+
+  const std::string source_;
+  const absl::Span<const StoredTensor> tensors_;
+  std::map<std::string_view, const StoredTensor*> by_name_;
+  const StoredTensor* first_matrix_ = nullptr;  // that is not I8
+  WeightTypes types_;
+};
+
 }  // namespace
 
 ModelAxis ModelAxis::Of(const Mesh& mesh, std::string_view name) {
@@ -157,43 +245,51 @@ absl::StatusOr<std::vector<ModelWeight>> WeightsOf(const ModelConfig& config,
   return BertWeights(std::get<BertConfig>(config), axis);
 }
 
-absl::StatusOr<Dtype> CheckModelWeights(std::string_view source,
-                                        absl::Span<const ModelWeight> weights,
-                                        absl::Span<const StoredTensor> tensors) {
-  std::map<std::string_view, const StoredTensor*> by_name;
-  for (const StoredTensor& tensor : tensors) by_name[tensor.name] = &tensor;
-  const StoredTensor* first_matrix = nullptr;
-  for (const ModelWeight& weight : weights) {
-    const auto found = by_name.find(weight.name);
-    if (found == by_name.end()) return Missing(source, weight, tensors);
-    const StoredTensor& tensor = *found->second;
-    const std::string which = StrCat(source, ": the tensor \"", tensor.name, "\"");
-    if (tensor.shape != weight.shape) {
-      return InvalidArgument(
-          Reason::kShapeMismatch,
-          StrCat(which, " has the shape ", ShapeToString(tensor.shape),
-                 ", and config.json requires ", ShapeToString(weight.shape)),
-          {{fact::kHave, ShapeToString(tensor.shape)}, {fact::kNeed, ShapeToString(weight.shape)}});
-    }
-    if (tensor.dtype != Dtype::kF32 && tensor.dtype != Dtype::kBF16 &&
-        tensor.dtype != Dtype::kF16) {
-      return InvalidArgument(Reason::kUnsupportedDtype,
-                             StrCat(which, " is ", DtypeName(tensor.dtype),
-                                    "; weights are F32, BF16 or F16: convert it with load --dtype "
-                                    "and save"),
-                             {{fact::kDtype, DtypeName(tensor.dtype)}});
-    }
-    if (first_matrix == nullptr && tensor.shape.size() == 2) first_matrix = &tensor;
-    if (first_matrix != nullptr && tensor.dtype != first_matrix->dtype) {
-      return InvalidArgument(
-          Reason::kUnsupportedDtype,
-          StrCat(which, " is ", DtypeName(tensor.dtype), ", and \"", first_matrix->name, "\" is ",
-                 DtypeName(first_matrix->dtype),
-                 "; all weights of a model have one type: convert it with load --dtype and save"),
-          {{fact::kDtype, DtypeName(tensor.dtype)}});
-    }
+std::vector<MergedWeight> MergedWeightsOf(const ModelConfig& config) {
+  std::vector<MergedWeight> merged;
+  const auto* const llama = std::get_if<LlamaConfig>(&config);
+  if (llama == nullptr || !llama->is_merged) return merged;
+  const auto add = [&](const std::string& whole, std::vector<RowPart> parts) {
+    int64_t rows = 0;
+    for (const RowPart& part : parts) rows += part.rows;
+    merged.push_back({.whole = {.name = whole,
+                                .shape = {rows, llama->hidden_size},
+                                .spec = PartitionSpec(),
+                                .is_linear = true},
+                      .parts = std::move(parts)});
+  };
+  const int64_t queries = llama->heads * llama->head_size;
+  const int64_t keys = llama->key_heads * llama->head_size;
+  for (int64_t layer = 0; layer < llama->layers; ++layer) {
+    const std::string prefix = StrCat("model.layers.", layer, ".");
+    add(prefix + "self_attn.qkv_proj.weight", {{prefix + "self_attn.q_proj.weight", queries},
+                                               {prefix + "self_attn.k_proj.weight", keys},
+                                               {prefix + "self_attn.v_proj.weight", keys}});
+    add(prefix + "mlp.gate_up_proj.weight",
+        {{prefix + "mlp.gate_proj.weight", llama->intermediate_size},
+         {prefix + "mlp.up_proj.weight", llama->intermediate_size}});
   }
-  return first_matrix == nullptr ? Dtype::kF32 : first_matrix->dtype;
+  return merged;
+}
+
+std::string ScaleNameOf(std::string_view weight) { return StrCat(weight, kScaleSuffix); }
+
+void AddScales(const WeightTypes& types, std::vector<ModelWeight>& weights) {
+  const size_t count = weights.size();
+  for (size_t i = 0; i < count; ++i) {
+    const ModelWeight& weight = weights[i];
+    if (!types.quantised.contains(weight.name)) continue;
+    ModelWeight scales = ScalesOf(weight);
+    weights.push_back(std::move(scales));
+  }
+}
+
+absl::StatusOr<WeightTypes> CheckModelWeights(std::string_view source,
+                                              absl::Span<const ModelWeight> weights,
+                                              absl::Span<const StoredTensor> tensors) {
+  TensorCheck check(source, tensors);
+  for (const ModelWeight& weight : weights) SHARDMESH_RETURN_IF_ERROR(check.Check(weight));
+  return std::move(check).Take();
 }
 
 }  // namespace shardmesh::client

@@ -4,6 +4,8 @@
 #define SHARDMESH_CLIENT_MODELS_MODEL_WEIGHTS_H_
 
 #include <cstdint>
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
+#include "tensor/checkpoint/tensor_source.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh::client {
@@ -33,6 +36,8 @@ struct ModelWeight {
   std::string name;
   Shape shape;
   PartitionSpec spec;
+  // The matrix of a linear layer, [out, in]. It may be I8, with scales: see WeightTypes.
+  bool is_linear = false;
 
   friend bool operator==(const ModelWeight&, const ModelWeight&) = default;
 };
@@ -42,6 +47,23 @@ struct StoredTensor {
   std::string name;
   Dtype dtype = Dtype::kF32;
   Shape shape;
+};
+
+// The element types of a model's weights.
+struct WeightTypes {
+  // Of all weights but those that are I8.
+  Dtype dtype = Dtype::kF32;
+  // The names of the weights that are I8. The scales of a weight NAME are the tensor NAME.scale,
+  // F32 [out]: the factor of each output feature.
+  std::set<std::string, std::less<>> quantised = {};
+
+  friend bool operator==(const WeightTypes&, const WeightTypes&) = default;
+};
+
+// A tensor of a checkpoint that has several weights of a model, each in some of its rows.
+struct MergedWeight {
+  ModelWeight whole;
+  std::vector<RowPart> parts;  // the weights, in the order of their rows
 };
 
 // Returns the weights of a model, under their names in HuggingFace's checkpoints.
@@ -56,15 +78,28 @@ struct StoredTensor {
 absl::StatusOr<std::vector<ModelWeight>> WeightsOf(const ModelConfig& config,
                                                    const ModelAxis& axis);
 
+// Returns the tensors in which the checkpoint of a model has several weights of WeightsOf; none
+// unless LlamaConfig::is_merged.
+std::vector<MergedWeight> MergedWeightsOf(const ModelConfig& config);
+
+// Returns the name of the scales of a weight that is I8.
+std::string ScaleNameOf(std::string_view weight);
+
+// Adds the scales of the weights that are I8 to a list of weights. Those of a weight whose rows are
+// partitioned are partitioned alike.
+void AddScales(const WeightTypes& types, std::vector<ModelWeight>& weights);
+
 // Checks that the tensors have these weights. Other tensors are ignored. `source` names the
-// checkpoint in errors. Returns the element type of the weights: that of the first matrix.
+// checkpoint in errors. Returns the element types of the weights: that of the first matrix which is
+// not I8, and the weights that are I8.
 //
-// Errors are INVALID_ARGUMENT. BAD_FILE: a tensor is missing; gives the nearest name.
-// SHAPE_MISMATCH: a tensor has another shape than the configuration says; the error has both.
-// UNSUPPORTED_DTYPE: a tensor is neither F32, BF16 nor F16, or matrices have different types.
-absl::StatusOr<Dtype> CheckModelWeights(std::string_view source,
-                                        absl::Span<const ModelWeight> weights,
-                                        absl::Span<const StoredTensor> tensors);
+// Errors are INVALID_ARGUMENT. BAD_FILE: a tensor is missing, also the scales of a weight of I8;
+// gives the nearest name. SHAPE_MISMATCH: a tensor has another shape than the configuration says;
+// the error has both. UNSUPPORTED_DTYPE: a tensor is neither F32, BF16 nor F16, nor a linear weight
+// of I8; weights that are not I8 have different types; or scales are not F32.
+absl::StatusOr<WeightTypes> CheckModelWeights(std::string_view source,
+                                              absl::Span<const ModelWeight> weights,
+                                              absl::Span<const StoredTensor> tensors);
 
 }  // namespace shardmesh::client
 

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_TYPES_STEP_H_
 #define SHARDMESH_CLIENT_TYPES_STEP_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -126,8 +127,23 @@ struct LinearLayerCall {
   Operand input;                     // [..., in]
   std::vector<Operand> weights;      // one for each part, or one merged weight
   std::vector<Operand> biases = {};  // none, or one for each weight
-  LayerCall layer = {};              // options.layer.use_bias is ignored: it follows from `biases`
-  OutputOptions output = {};         // for the results of all parts, in order
+  std::vector<Operand> scales = {};  // none, or one for each weight, which is I8
+  // options.layer.use_bias and options.has_scales are ignored: they follow from `biases` and
+  // `scales`.
+  LayerCall layer = {};
+  OutputOptions output = {};  // for the results of all parts, in order
+
+  // Returns the operands in the order of ProgramOfLayer, as pointers into the call. Requires as
+  // many biases, and as many scales, as weights, or none.
+  std::vector<const Operand*> operands() const {
+    std::vector<const Operand*> result = {&input};
+    for (size_t i = 0; i < weights.size(); ++i) {
+      result.push_back(&weights[i]);
+      if (!biases.empty()) result.push_back(&biases[i]);
+      if (!scales.empty()) result.push_back(&scales[i]);
+    }
+    return result;
+  }
 };
 
 struct MatmulCall {

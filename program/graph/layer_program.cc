@@ -25,24 +25,50 @@ struct LayerArrays {
   const ValueDescriptor& input;
   std::vector<ValueDescriptor> weights;
   std::vector<ValueDescriptor> biases;  // empty: the layer has no bias
+  std::vector<ValueDescriptor> scales;  // empty: the weights have no scales
 };
+
+// Returns how many operands each part has.
+size_t OperandsOfPart(const LayerCall& call) {
+  return 1U + (call.options.layer.use_bias ? 1U : 0U) + (call.options.has_scales ? 1U : 0U);
+}
 
 absl::StatusOr<LayerArrays> ArraysOf(const LayerCall& call,
                                      absl::Span<const ValueDescriptor> operands) {
-  const size_t stride = call.options.layer.use_bias ? 2 : 1;
+  const bool has_biases = call.options.layer.use_bias;
+  const bool has_scales = call.options.has_scales;
+  const size_t stride = OperandsOfPart(call);
   if (operands.size() < 1 + stride || (operands.size() - 1) % stride != 0) {
-    return InvalidArgument(
-        Reason::kBadField,
-        StrCat("a layer takes an input, and at least one weight",
-               stride == 2 ? " with its bias" : "", "; ", operands.size(), " operands are given"),
-        {{fact::kField, "parts"}});
+    return InvalidArgument(Reason::kBadField,
+                           StrCat("a layer takes an input, and at least one weight",
+                                  has_biases && has_scales ? " with its bias and its scales"
+                                  : has_biases             ? " with its bias"
+                                  : has_scales             ? " with its scales"
+                                                           : "",
+                                  "; ", operands.size(), " operands are given"),
+                           {{fact::kField, "parts"}});
   }
-  LayerArrays arrays{.input = operands[0], .weights = {}, .biases = {}};
+  LayerArrays arrays{.input = operands[0], .weights = {}, .biases = {}, .scales = {}};
   for (size_t i = 1; i < operands.size(); i += stride) {
     arrays.weights.push_back(operands[i]);
-    if (stride == 2) arrays.biases.push_back(operands[i + 1]);
+    if (has_biases) arrays.biases.push_back(operands[i + 1]);
+    if (has_scales) arrays.scales.push_back(operands[i + stride - 1]);
   }
   return arrays;
+}
+
+// Checks the weight with number `i` and its scales, for `features` output features.
+absl::Status CheckScaled(const LayerArrays& arrays, size_t i, int64_t features) {
+  const ValueDescriptor& weight = arrays.weights[i];
+  const std::string which = StrCat("weight ", i);
+  if (weight.dtype != Dtype::kI8) {
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat(which, " is ", DtypeName(weight.dtype), "; only weights of I8 have scales"),
+        {{fact::kDtype, DtypeName(weight.dtype)}});
+  }
+  const ValueDescriptor& scales = arrays.scales[i];
+  return WithContext(CheckScales({.dtype = scales.dtype, .shape = scales.shape}, features), which);
 }
 
 // Returns the output features of each weight.
@@ -67,6 +93,9 @@ absl::StatusOr<std::vector<int64_t>> FeaturesOf(const LayerArrays& arrays, Weigh
           {{fact::kHave, shape[1 - out_dim]}, {fact::kNeed, first[1 - out_dim]}});
     }
     features.push_back(shape[out_dim]);
+    if (!arrays.scales.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckScaled(arrays, i, shape[out_dim]));
+    }
     const Shape bias = {shape[out_dim]};
     if (!arrays.biases.empty() && arrays.biases[i].shape != bias) {
       return InvalidArgument(
@@ -109,10 +138,12 @@ absl::Status CheckFeatureCounts(const std::vector<int64_t>& wanted,
 // Returns the type in which the layer computes.
 absl::StatusOr<Dtype> LayerDtype(const LayerCall& call, const LayerArrays& arrays) {
   std::vector<Dtype> dtypes = {arrays.input.dtype};
-  for (const auto* const list : {&arrays.weights, &arrays.biases}) {
-    for (const ValueDescriptor& param : *list) {
-      dtypes.push_back(call.param_dtype.value_or(param.dtype));
-    }
+  std::vector<ValueDescriptor> params = arrays.biases;
+  if (arrays.scales.empty()) {
+    params.insert(params.begin(), arrays.weights.begin(), arrays.weights.end());
+  }
+  for (const ValueDescriptor& param : params) {
+    dtypes.push_back(call.param_dtype.value_or(param.dtype));
   }
   return PromoteDtype(dtypes, call.options.dtype);
 }
@@ -163,10 +194,13 @@ class LayerProgramBuilder {
 };
 
 // Returns the operands as the lowered ops take them: of the right type, and with the weights where
-// the config wants them.
+// the config wants them. Weights with scales, and these, have the right type already.
 std::vector<ValueIndex> PrepareOperands(const LayerCall& call, const LinearLayerProgram& lowered,
                                         absl::Span<const ValueDescriptor> operands,
                                         LayerProgramBuilder& builder) {
+  const bool has_biases = call.options.layer.use_bias;
+  const bool has_scales = call.options.has_scales;
+  const size_t stride = OperandsOfPart(call);
   std::vector<ValueIndex> values;
   for (size_t i = 0; i < operands.size(); ++i) {
     const ValueDescriptor& have = operands[i];
@@ -174,7 +208,8 @@ std::vector<ValueIndex> PrepareOperands(const LayerCall& call, const LinearLayer
     const bool is_param = i > 0;
     auto value = static_cast<ValueIndex>(i);
     Dtype dtype = have.dtype;
-    if (is_param && call.param_dtype.has_value()) {
+    const bool is_bias = is_param && has_biases && (i - 1) % stride == 1;
+    if (is_param && call.param_dtype.has_value() && (!has_scales || is_bias)) {
       value = builder.Convert(value, dtype, *call.param_dtype);
       dtype = *call.param_dtype;
     }

@@ -112,6 +112,12 @@ absl::Status CheckFeatures(const ValueDescriptor& input, int64_t in_features) {
 absl::StatusOr<int64_t> CheckWeight(const LinearLayerOptions& options,
                                     const ValueDescriptor& weight) {
   const ParallelLinearOptions& layer = options.layer;
+  if (options.has_scales) {
+    return InvalidArgument(Reason::kBadField,
+                           "a weight is given for a layer with scales; give weights and scales as "
+                           "the program's operands",
+                           {{fact::kField, "weight"}});
+  }
   if (std::holds_alternative<std::vector<int64_t>>(layer.out_features)) {
     return InvalidArgument(Reason::kBadField,
                            "a weight is given for a layer whose out_features are in parts; give "
@@ -202,14 +208,9 @@ class LayerLowering {
                 .activation = options_.activation,
                 .scale = scale_};
     operands_.push_back(weight.has_value() ? *weight : OwnWeight(out));
-    operands_.back().dtype = dtype_;
-    if (options_.layer.use_bias) {
-      op.bias = static_cast<ValueIndex>(operands_.size());
-      const bool is_column = use_.direction == ParallelDirection::kColumn;
-      operands_.push_back({.dtype = dtype_,
-                           .shape = {out},
-                           .spec = PartitionSpec({EntryOf(use_.axis, is_column)})});
-    }
+    operands_.back().dtype = options_.has_scales ? Dtype::kI8 : dtype_;
+    if (options_.layer.use_bias) op.bias = AddFeatures(dtype_, out);
+    if (options_.has_scales) op.scales = AddFeatures(Dtype::kF32, out);
     ops_.push_back(std::move(op));
   }
 
@@ -235,6 +236,13 @@ class LayerLowering {
   }
 
  private:
+  // Adds an operand with an element for each output feature.
+  ValueIndex AddFeatures(Dtype dtype, int64_t out) {
+    const bool is_column = use_.direction == ParallelDirection::kColumn;
+    operands_.push_back(
+        {.dtype = dtype, .shape = {out}, .spec = PartitionSpec({EntryOf(use_.axis, is_column)})});
+    return static_cast<ValueIndex>(operands_.size() - 1);
+  }
   ValueDescriptor OwnWeight(int64_t out) const {
     Shape shape = {options_.layer.in_features, out};
     std::vector<SpecEntry> entries = {
@@ -275,7 +283,8 @@ absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& op
     SHARDMESH_ASSIGN_OR_RETURN(use, AxisUseOf(options, config));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Dtype param_dtype, ParameterDtype(options.param_dtype));
-  std::vector<Dtype> dtypes = {input.dtype, weight.has_value() ? weight->dtype : param_dtype};
+  std::vector<Dtype> dtypes = {input.dtype};
+  if (!options.has_scales) dtypes.push_back(weight.has_value() ? weight->dtype : param_dtype);
   if (options.layer.use_bias) dtypes.push_back(param_dtype);
   SHARDMESH_ASSIGN_OR_RETURN(const Dtype dtype, PromoteDtype(dtypes, options.dtype));
   SHARDMESH_ASSIGN_OR_RETURN(const Dtype program_dtype, ProgramDtype(dtype));
@@ -286,7 +295,8 @@ absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& op
     SHARDMESH_ASSIGN_OR_RETURN(parts.front(), CheckWeight(options, *weight));
   }
   // A program has up to three operands and two ops for each part.
-  if (const uint32_t most = (kMaxProgramSize - 1) / 2; parts.size() > most) {
+  const uint32_t size_of_part = options.layer.use_bias && options.has_scales ? 3 : 2;
+  if (const uint32_t most = (kMaxProgramSize - 1) / size_of_part; parts.size() > most) {
     return InvalidArgument(
         Reason::kLimitExceeded,
         StrCat("out_features has ", parts.size(), " parts; a layer has at most ", most, " parts"),

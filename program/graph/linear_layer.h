@@ -24,8 +24,12 @@ namespace shardmesh {
 struct LinearLayerOptions {
   ParallelLinearOptions layer;
   Dtype param_dtype = Dtype::kF32;  // of the kernel and the bias
-  // The element type of the computation; nullopt: the type to which all arrays promote.
+  // The element type of the computation; nullopt: the type to which all arrays promote, without
+  // weights that have scales.
   std::optional<Dtype> dtype = std::nullopt;
+  // Whether each weight is I8 and has scales, F32 [out]: the factor of each output feature.
+  // param_dtype is then the type of biases only.
+  bool has_scales = false;
   // How the program's operands store the weights.
   WeightLayout weight_layout = WeightLayout::kInOut;
   Activation activation = Activation::kNone;
@@ -38,8 +42,9 @@ struct LinearLayerProgram {
   Mesh mesh;
   // The element type of the layer's results.
   Dtype dtype = Dtype::kF32;
-  // The input; then, for each part of out_features, its weight, and its bias if the layer has one.
-  // All operands have the type in which the program computes: `dtype`, or F32 if `dtype` is F16.
+  // The input; then, for each part of out_features, its weight, its bias if the layer has one, and
+  // its scales if it has these. All operands but weights of I8 and their scales have the type in
+  // which the program computes: `dtype`, or F32 if `dtype` is F16.
   // The caller converts the arrays to this type before the run, and the results to `dtype` after
   // it.
   std::vector<ValueDescriptor> operands;
@@ -48,14 +53,15 @@ struct LinearLayerProgram {
 
 // Lowers a layer to a program.
 //
-// The result is activation(scale * input * weight + bias). The bias is added exactly once in every
-// layout, after partial sums are reduced. `input` is [..., in], of any rank from 1. Its spec may be
+// The result is activation(scale * input * weight + bias), with the product also multiplied by the
+// scales of the weight, if it has any. The bias is added exactly once in every layout, after
+// partial sums are reduced. `input` is [..., in], of any rank from 1. Its spec may be
 // any spec of the mesh. `weight`, if given, takes the place of the layer's kernel; its shape is
 // that of options.weight_layout, and it keeps its spec. A layer in several parts takes no such
-// weight.
+// weight, and neither does a layer with scales.
 //
 // With a config, the layer's direction says along which dimension the config's axis partitions the
-// weights. kRow: the input features. kColumn: the output features, also of the bias. A layer
+// weights. kRow: the input features. kColumn: the output features, also of bias and scales. A layer
 // without direction gets kColumn from the method ALL_GATHER, kRow from REDUCE_SCATTER, and whole
 // weights without a method. Methods are read without regard to upper and lower case.
 //
@@ -74,8 +80,10 @@ struct LinearLayerProgram {
 //     ValueError); `weight` is no matrix or has another number of input features (Python:
 //     ValueError); the bias does not fit `weight` (Python: TypeError);
 //   - UNSUPPORTED_DTYPE: the layer would compute in another type than F32, BF16 or F16;
-//   - BAD_FIELD: an unknown method, both flags of the config, or a weight for a layer in parts;
-//   - LIMIT_EXCEEDED: more than 4,095 parts, so that the program keeps within kMaxProgramSize.
+//   - BAD_FIELD: an unknown method, both flags of the config, or a weight for a layer in parts or
+//     with scales;
+//   - LIMIT_EXCEEDED: more than 4,095 parts, or 2,730 with biases and scales, so that the program
+//     keeps within kMaxProgramSize.
 absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& options,
                                                     const ValueDescriptor& input,
                                                     const std::optional<ValueDescriptor>& weight,

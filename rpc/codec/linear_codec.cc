@@ -150,6 +150,7 @@ absl::Status Encode(const LayerCall& from, v1::LinearLayer* to) {
   to->set_weight_layout(Encode(options.weight_layout));
   to->set_activation(Encode(options.activation));
   to->set_use_bias(options.layer.use_bias);
+  to->set_use_scales(options.has_scales);
   return absl::OkStatus();
 }
 
@@ -193,6 +194,7 @@ absl::StatusOr<LayerCall> Decode(const v1::LinearLayer& from) {
   SHARDMESH_ASSIGN_OR_RETURN(options.weight_layout, Decode(from.weight_layout()));
   SHARDMESH_ASSIGN_OR_RETURN(options.activation, Decode(from.activation()));
   options.layer.use_bias = from.use_bias();
+  options.has_scales = from.use_scales();
   return call;
 }
 

@@ -117,9 +117,6 @@ absl::Status CheckLayerFields(const v1::LinearRequest& request) {
     return rpc::BadField(request.has_weight() ? "weight" : "bias",
                          "is set beside `layer`; use `weights` and `biases`");
   }
-  if (request.has_scales()) {
-    return rpc::BadField("scales", "are set beside `layer`; a layer has no weights of I8");
-  }
   if (request.weight_layout() != v1::WEIGHT_LAYOUT_UNSPECIFIED ||
       request.activation() != v1::ACTIVATION_UNSPECIFIED || request.has_scale()) {
     return rpc::BadField(
@@ -129,6 +126,15 @@ absl::Status CheckLayerFields(const v1::LinearRequest& request) {
   if (request.biases_size() != biases) {
     return rpc::BadField("biases", StrCat("has ", request.biases_size(),
                                           " operands; the layer has ", biases, " biases"));
+  }
+  const int scales = request.layer().use_scales() ? request.weights_size() : 0;
+  const int have_scales = request.further_scales_size() + (request.has_scales() ? 1 : 0);
+  if (have_scales != scales || (scales > 0 && !request.has_scales())) {
+    return rpc::BadField(
+        request.has_scales() ? "further_scales" : "scales",
+        StrCat("`scales` and `further_scales` have ", have_scales, " operands; the layer has ",
+               scales, " weights with scales: the first ones in `scales`, the others in ",
+               "`further_scales`"));
   }
   return absl::OkStatus();
 }
@@ -242,7 +248,8 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
 
 absl::StatusOr<StepCall> Decode(const v1::LinearRequest& request) {
   if (!request.has_layer()) {
-    if (request.weights_size() > 0 || request.biases_size() > 0) {
+    if (request.weights_size() > 0 || request.biases_size() > 0 ||
+        request.further_scales_size() > 0) {
       return rpc::BadField("weights", "are given without `layer`; set `weight` and `bias`");
     }
     return Decode(AsExecute(request));
@@ -254,6 +261,9 @@ absl::StatusOr<StepCall> Decode(const v1::LinearRequest& request) {
   for (int i = 0; i < request.weights_size(); ++i) {
     *step.add_operands() = request.weights(i);
     if (request.layer().use_bias()) *step.add_operands() = request.biases(i);
+    if (request.layer().use_scales()) {
+      *step.add_operands() = i == 0 ? request.scales() : request.further_scales(i - 1);
+    }
   }
   SHARDMESH_ASSIGN_OR_RETURN(StepCall call, Decode(step));
   if (!call.fingerprint.empty()) call.fingerprint = Sha256(request.SerializeAsString());

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
@@ -195,6 +197,62 @@ bool TensorSource::WasReplaced() const {
     last = tensor.file.get();
     return shardmesh::WasReplaced(*last);
   });
+}
+
+absl::Status TensorSource::SplitRows(std::string_view name, absl::Span<const RowPart> parts) {
+  const auto named = [](std::string_view wanted) {
+    return [wanted](const SourceTensor& tensor) { return tensor.name == wanted; };
+  };
+  const auto found = std::find_if(tensors_.begin(), tensors_.end(), named(name));
+  if (found == tensors_.end()) {
+    return WithReason(absl::NotFoundError(StrCat(path_, " has no tensor \"", name, "\"")),
+                      Reason::kNotFound, {{fact::kFile, path_}, {fact::kTensor, name}});
+  }
+  const SourceTensor whole = *found;
+  const std::string which = StrCat(path_, ": the tensor \"", name, "\"");
+  int64_t rows = 0;
+  for (const RowPart& part : parts) {
+    rows += part.rows;
+    if (std::none_of(tensors_.begin(), tensors_.end(), named(part.name))) continue;
+    return InvalidArgument(
+        Reason::kBadFile,
+        StrCat(which, " has the rows of \"", part.name, "\", which is there as well"),
+        {{fact::kFile, path_}, {fact::kTensor, part.name}});
+  }
+  if (whole.shape.empty() || whole.shape.front() != rows) {
+    return InvalidArgument(Reason::kShapeMismatch,
+                           StrCat(which, " has the shape ", ShapeToString(whole.shape),
+                                  ", and its parts have ", rows, " rows"),
+                           {{fact::kHave, ShapeToString(whole.shape)}, {fact::kNeed, rows}});
+  }
+  const int64_t row_bytes = rows == 0 ? 0 : whole.view.size_bytes() / rows;
+  if ((whole.is_reversed && whole.shape.size() > 1) ||
+      row_bytes * rows != whole.view.size_bytes()) {
+    return InvalidArgument(Reason::kBadFile,
+                           StrCat(which, " cannot be split by rows: they are not one after the ",
+                                  "other in the file, or begin within a byte"),
+                           {{fact::kFile, path_}, {fact::kTensor, name}});
+  }
+  std::vector<SourceTensor> split;
+  int64_t start_bytes = 0;
+  for (const RowPart& part : parts) {
+    SourceTensor tensor = whole;
+    tensor.name = part.name;
+    tensor.shape.front() = part.rows;
+    tensor.offset_bytes += start_bytes;
+    const int64_t size_bytes = part.rows * row_bytes;
+    SHARDMESH_ASSIGN_OR_RETURN(
+        tensor.view,
+        TensorView::Create(whole.dtype, tensor.shape,
+                           whole.view.bytes().subspan(static_cast<size_t>(start_bytes),
+                                                      static_cast<size_t>(size_bytes))));
+    start_bytes += size_bytes;
+    split.push_back(std::move(tensor));
+  }
+  const auto place = tensors_.erase(found);
+  tensors_.insert(place, std::make_move_iterator(split.begin()),
+                  std::make_move_iterator(split.end()));
+  return absl::OkStatus();
 }
 
 std::optional<SavedPart> TensorSource::SavedPartOf(const SourceTensor& tensor) const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,8 +39,17 @@ struct SourceTensor {
   int64_t offset_bytes = 0;
 };
 
-// The tensors of one checkpoint, mapped read-only. Immutable, and safe to share between threads.
-// Views are valid as long as the source object.
+// A tensor that is some rows, which follow each other, of another one. A row is all elements of one
+// index of the first dimension.
+struct RowPart {
+  std::string name;
+  int64_t rows = 0;
+
+  friend bool operator==(const RowPart&, const RowPart&) = default;
+};
+
+// The tensors of one checkpoint, mapped read-only. Immutable but for SplitRows, and safe to share
+// between threads. Views are valid as long as the source object.
 class TensorSource {
  public:
   // `path` is one of these, recognised by its content:
@@ -59,6 +69,12 @@ class TensorSource {
   // Safetensors are in the order of Checkpoint::tensors, members in that of the .npz file, files of
   // a folder by name. Names are unique.
   const std::vector<SourceTensor>& tensors() const { return tensors_; }
+  // Replaces the tensor `name` by its parts, which have all its rows: first those of the first
+  // part, and so on. NOT_FOUND: there is no such tensor. INVALID_ARGUMENT: SHAPE_MISMATCH if the
+  // parts have other rows together; BAD_FILE if the rows are not one after the other in the file,
+  // or if another tensor has the name of a part. Not thread-safe.
+  absl::Status SplitRows(std::string_view name, absl::Span<const RowPart> parts);
+
   // Returns the sum of the sizes of all tensors.
   int64_t size_bytes() const { return size_bytes_; }
   const std::string& path() const { return path_; }

@@ -552,7 +552,26 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
   EXPECT_THAT(cluster_->Run({"linear", "--input", Path("x.npy"), "--weight=w8", "--scales=w8.scale",
                              "--plan-only"}),
               Succeeded());
-  EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--axis=tp"}).exit_code, 2);
+  // The same in a layer with settings: the columns of both halves, as separate results.
+  const CommandResult halves =
+      linear({"--weight=w8", "--scales=w8.scale", "--axis=tp", "--method=all-gather",
+              "--out-features=4,4", "--out", Path("q0.npy"), "--out", Path("q1.npy"), "--verify"});
+  ASSERT_EQ(halves.exit_code, 0) << halves.err;
+  for (const size_t half : {0U, 1U}) {
+    std::vector<float> columns;
+    for (size_t row = 0; row < 4; ++row) {
+      const auto begin = products.begin() + static_cast<std::ptrdiff_t>(row * 8 + half * 4);
+      columns.insert(columns.end(), begin, begin + 4);
+    }
+    EXPECT_THAT(FloatsOf(Path(StrCat("q", half, ".npy"))), Pointwise(FloatNear(1e-3F), columns));
+  }
+  // Each of several weights has its scales.
+  const CommandResult both =
+      linear({"--weight=w8", "--scales=w8.scale", "--weight=w8", "--scales=w8.scale", "--out",
+              Path("q2.npy"), "--out", Path("q3.npy")});
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  EXPECT_THAT(FloatsOf(Path("q3.npy")), Pointwise(FloatNear(1e-3F), products));
+  EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--weight=w8"}).exit_code, 2);
 }
 
 TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {

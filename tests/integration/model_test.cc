@@ -9,16 +9,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/cli/local/child_process.h"
+#include "client/held_arrays.h"
+#include "client/mesh_client.h"
 #include "client/models/embed_sentences.h"
 #include "client/models/generate_tokens.h"
 #include "client/models/loaded_model.h"
@@ -55,6 +61,37 @@ PlainTensors ReadTensors(const std::string& folder) {
   return tensors;
 }
 
+// Writes the folder of a model.
+void WriteModel(const std::string& folder, const client::ModelConfig& config,
+                const PlainTensors& tensors) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json") << client::FormatModelConfig(config);
+  std::vector<SafetensorsWriter::Tensor> headers;
+  for (const auto& [name, tensor] : tensors) {
+    headers.push_back({name, Dtype::kF32, {tensor.shape.begin(), tensor.shape.end()}});
+  }
+  auto writer = SafetensorsWriter::Create(folder + "/model.safetensors", headers, {});
+  ASSERT_THAT(writer, IsOk());
+  for (const auto& [name, tensor] : tensors) {
+    ASSERT_THAT(writer->Append({reinterpret_cast<const char*>(tensor.values.data()),
+                                tensor.values.size() * sizeof(float)}),
+                IsOk());
+  }
+  ASSERT_THAT(writer->Finish(), IsOk());
+}
+
+// Moves the rows of some tensors into one.
+void Merge(PlainTensors& tensors, const std::string& whole, const std::vector<std::string>& parts) {
+  PlainTensor merged = {{0, tensors.at(parts.front()).shape[1]}, {}};
+  for (const std::string& part : parts) {
+    const PlainTensor& tensor = tensors.at(part);
+    merged.shape[0] += tensor.shape[0];
+    merged.values.insert(merged.values.end(), tensor.values.begin(), tensor.values.end());
+    tensors.erase(part);
+  }
+  tensors[whole] = std::move(merged);
+}
+
 // The models of `make-checkpoint --size tiny`.
 constexpr PlainLlamaConfig kTinyLlama = {
     .layers = 2, .heads = 8, .key_heads = 4, .head_size = 16, .norm_epsilon = 1e-5};
@@ -84,6 +121,61 @@ class ModelTest : public ::testing::TestWithParam<std::string> {
   }
   void Load() {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(&cluster_->client(), folder_, "tiny"));
+  }
+
+  // Gets the weights of a model of the cluster that are I8, as the numbers that they mean, and
+  // expects each within half a step of `tensors`, in which they then replace the originals.
+  void TakeQuantised(const LoadedModel& model, PlainTensors& tensors) {
+    for (const std::string& weight : model.types.quantised) {
+      const auto gather = [&](const std::string& name) {
+        auto gathered = cluster_->client().arrays().Gather(
+            client::ArraySelector::ByName(StrCat(model.name, "/", name)), nullptr);
+        EXPECT_THAT(gathered, IsOk()) << name;
+        return gathered;
+      };
+      const auto integers = gather(weight);
+      const auto scales = gather(client::ScaleNameOf(weight));
+      ASSERT_TRUE(integers.ok() && scales.ok());
+      ASSERT_EQ(integers->view().dtype(), Dtype::kI8);
+      const absl::Span<const char> elements = integers->view().bytes();
+      const std::vector<float> factors = FloatsOf(scales->view().bytes());
+      PlainTensor& tensor = tensors.at(weight);
+      ASSERT_EQ(elements.size(), tensor.values.size());
+      const auto columns = static_cast<size_t>(tensor.shape[1]);
+      for (size_t i = 0; i < elements.size(); ++i) {
+        const float factor = factors[i / columns];
+        const float value = static_cast<float>(static_cast<signed char>(elements[i])) * factor;
+        ASSERT_LE(std::abs(value - tensor.values[i]), 0.501F * factor) << weight;
+        tensor.values[i] = value;
+      }
+    }
+  }
+  // Expects the tokens, and the logits of the first and the last of `count` steps, of a plain
+  // computation.
+  void ExpectGenerates(const LoadedModel& model, const PlainTensors& tensors, size_t count) {
+    const std::vector<std::vector<int32_t>> prompts = {{1, 5, 77, 200, 3}, {255}};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const Generation generation,
+        client::GenerateTokens(
+            &cluster_->client(), model, prompts,
+            {.max_new_tokens = static_cast<int64_t>(count), .gives_logits = true}));
+    const PlainLlama plain(kTinyLlama, tensors);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      std::vector<int64_t> tokens(prompts[i].begin(), prompts[i].end());
+      const std::vector<int64_t> expected = plain.Greedy(tokens, static_cast<int64_t>(count));
+      EXPECT_EQ(std::vector<int64_t>(generation.tokens[i].begin(), generation.tokens[i].end()),
+                expected);
+      for (const size_t step : {size_t{0}, count - 1}) {
+        std::vector<int64_t> before = tokens;
+        before.insert(before.end(), expected.begin(),
+                      expected.begin() + static_cast<std::ptrdiff_t>(step));
+        const std::vector<double> logits = plain.Logits(before);
+        for (size_t token = 0; token < logits.size(); ++token) {
+          ASSERT_NEAR(static_cast<double>(generation.logits[step][i][token]), logits[token], 1e-3)
+              << model.name << ", sequence " << i << ", step " << step << ", token " << token;
+        }
+      }
+    }
   }
 
   std::unique_ptr<TestCluster> cluster_;
@@ -201,6 +293,106 @@ TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
   EXPECT_GT(verified["verified"][1]["checked"], 0);
 }
 
+TEST_F(ModelCommandTest, WeightsOfI8AreMadeOnceAndFoundByName) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  CommandResult result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3",
+                                        "--max-new", "5", "--weight-dtype", "I8"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::FindModel(&cluster_->client(), "tiny"));
+  // Seven in each layer, and that of the logits.
+  EXPECT_EQ(model_.types.quantised.size(), 15U);
+  EXPECT_EQ(model_.types.dtype, Dtype::kF32);
+  PlainTensors tensors = ReadTensors(folder_);
+  ASSERT_NO_FATAL_FAILURE(TakeQuantised(model_, tensors));
+  EXPECT_THAT(
+      result.out,
+      HasSubstr(StrCat(StrJoin(PlainLlama(kTinyLlama, tensors).Greedy({1, 2, 3}, 5), ","), "\n")));
+  // From here on, the arrays have no names: the run pins them, and lets them go.
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::HeldArrays held,
+                                   client::HoldModel(&cluster_->client(), model_));
+    ASSERT_EQ(cluster_->Run({"rm", "--tree", "tiny/"}).exit_code, 0);
+    ASSERT_NO_FATAL_FAILURE(ExpectGenerates(model_, tensors, 8));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto left, cluster_->client().arrays().ListArrays("", true));
+  EXPECT_THAT(left, ::testing::IsEmpty());
+  const std::vector<std::vector<int32_t>> prompts = {{1}};
+  EXPECT_THAT(client::GenerateTokens(&cluster_->client(), model_, prompts).status(),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound,
+                       HasSubstr("the weights of the model \"tiny\"")));
+
+  result = cluster_->Run({"generate", "--model", "tiny", "--tokens", "1", "--weight-dtype", "I8"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--weight-dtype are for the folder of a model"));
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens=1", "--weight-dtype", "I4"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("\"I4\" is not I8"));
+}
+
+TEST_F(ModelCommandTest, LoadsModelsWithBiasesAndMergedWeights) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ModelConfig read,
+                                 client::ReadModelConfig(folder_ + "/config.json"));
+  const PlainTensors plain = ReadTensors(folder_);
+  client::MeshClient* const mesh_client = &cluster_->client();
+
+  // As Phi-3: heads of all devices are in one tensor.
+  auto config = std::get<client::LlamaConfig>(read);
+  config.is_merged = true;
+  PlainTensors tensors = plain;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const std::string prefix = StrCat("model.layers.", layer, ".");
+    const std::string attention = prefix + "self_attn.";
+    Merge(tensors, attention + "qkv_proj.weight",
+          {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"});
+    Merge(tensors, prefix + "mlp.gate_up_proj.weight",
+          {prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"});
+  }
+  const std::string merged = folder_ + "/merged";
+  ASSERT_NO_FATAL_FAILURE(WriteModel(merged, config, tensors));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(mesh_client, merged, "merged"));
+  ASSERT_NO_FATAL_FAILURE(ExpectGenerates(model_, plain, 8));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::FindModel(mesh_client, "merged"));
+  ASSERT_NO_FATAL_FAILURE(ExpectGenerates(model_, plain, 2));
+  client::LoadModelOptions quantised;
+  quantised.quantises = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(model_,
+                                 client::LoadModel(mesh_client, merged, "merged8", quantised));
+  PlainTensors taken = plain;
+  ASSERT_NO_FATAL_FAILURE(TakeQuantised(model_, taken));
+  ASSERT_NO_FATAL_FAILURE(ExpectGenerates(model_, taken, 2));
+  tensors.erase("model.layers.1.mlp.gate_up_proj.weight");
+  ASSERT_NO_FATAL_FAILURE(WriteModel(merged, config, tensors));
+  EXPECT_THAT(client::LoadModel(mesh_client, merged, "m").status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile,
+                       HasSubstr("lacks the tensor \"model.layers.1.mlp.gate_up_proj.weight\"")));
+
+  // As Qwen2, and with biases everywhere.
+  config.is_merged = false;
+  config.has_input_biases = true;
+  for (const bool is_everywhere : {false, true}) {
+    config.has_output_bias = config.has_mlp_biases = is_everywhere;
+    tensors = plain;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto weights,
+                                   client::WeightsOf(config, client::ModelAxis()));
+    for (const client::ModelWeight& weight : weights) {
+      if (!weight.name.ends_with(".bias")) continue;
+      PlainTensor& bias = tensors[weight.name];
+      bias.shape = {weight.shape[0]};
+      for (int64_t i = 0; i < weight.shape[0]; ++i) {
+        bias.values.push_back(0.25F * static_cast<float>(i * 7 % 5 - 2));
+      }
+    }
+    const std::string name = is_everywhere ? "biased" : "qwen2";
+    ASSERT_NO_FATAL_FAILURE(WriteModel(folder_ + "/" + name, config, tensors));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(model_,
+                                   client::LoadModel(mesh_client, folder_ + "/" + name, name));
+    ASSERT_NO_FATAL_FAILURE(ExpectGenerates(model_, tensors, 8));
+  }
+}
+
 TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
   ASSERT_NO_FATAL_FAILURE(MakeModel("all-minilm-l6-v2"));
@@ -216,6 +408,20 @@ TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_NEAR(static_cast<double>(elements[i]), expected[i], 1e-4);
   }
+  // Weights of I8 change the direction of an embedding, whose length is 1, by little.
+  const std::string rounded = cluster_->folder() + "/e8.npy";
+  result = cluster_->Run({"embed", "--model", folder_, "--tokens", "101,7,102", "--as", "encoder8",
+                          "--weight-dtype", "I8", "--out", rounded});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile rounded_file, NpyFile::Open(rounded));
+  const std::vector<float> rounded_elements = FloatsOf(rounded_file.View().bytes());
+  double cosine = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    cosine += static_cast<double>(rounded_elements[i]) * expected[i];
+  }
+  EXPECT_GT(cosine, 0.99);
+  EXPECT_NE(rounded_elements, elements);
+
   result = cluster_->Run({"embed", "--model", "encoder", "--tokens", "101,7,102"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string line = result.out.substr(0, result.out.find('\n'));
@@ -269,7 +475,8 @@ TEST_F(ModelCommandTest, MakesFoldersOfModelsOfAnySize) {
   for (const SafetensorsTensor& tensor : file.header().tensors()) {
     tensors.push_back({tensor.name, tensor.dtype, {tensor.shape.begin(), tensor.shape.end()}});
   }
-  EXPECT_THAT(client::CheckModelWeights(folder_, weights, tensors), IsOkAndHolds(Dtype::kBF16));
+  EXPECT_THAT(client::CheckModelWeights(folder_, weights, tensors),
+              IsOkAndHolds(client::WeightTypes{Dtype::kBF16, {}}));
 }
 
 TEST_F(ModelCommandTest, RefusalsNameWhatDoesNotFit) {

@@ -146,6 +146,13 @@ const PlainTensor& PlainLlama::Get(int64_t layer, const std::string& name) const
   return tensors_.at("model.layers." + std::to_string(layer) + "." + name + ".weight");
 }
 
+Row PlainLlama::Linear(int64_t layer, const std::string& name, const Row& x) const {
+  Row result = Product(Get(layer, name), x);
+  const auto bias = tensors_.find("model.layers." + std::to_string(layer) + "." + name + ".bias");
+  if (bias != tensors_.end()) Add(result, RowOf(bias->second, 0));
+  return result;
+}
+
 void PlainLlama::Rotate(Row& heads, int64_t position) const {
   const size_t half = frequencies_.size();
   for (size_t begin = 0; begin < heads.size(); begin += 2 * half) {
@@ -161,12 +168,12 @@ void PlainLlama::Rotate(Row& heads, int64_t position) const {
 
 Row PlainLlama::Attention(int64_t layer, const Row& x, Cache& cache) const {
   const auto position = static_cast<int64_t>(cache.keys.size());
-  Row query = Product(Get(layer, "self_attn.q_proj"), x);
-  Row key = Product(Get(layer, "self_attn.k_proj"), x);
+  Row query = Linear(layer, "self_attn.q_proj", x);
+  Row key = Linear(layer, "self_attn.k_proj", x);
   Rotate(query, position);
   Rotate(key, position);
   cache.keys.push_back(std::move(key));
-  cache.values.push_back(Product(Get(layer, "self_attn.v_proj"), x));
+  cache.values.push_back(Linear(layer, "self_attn.v_proj", x));
   Row attended(query.size());
   const auto head_size = static_cast<size_t>(config_.head_size);
   for (int64_t head = 0; head < config_.heads; ++head) {
@@ -174,16 +181,16 @@ Row PlainLlama::Attention(int64_t layer, const Row& x, Cache& cache) const {
     AttendTo(query, cache.keys, cache.values, static_cast<size_t>(head) * head_size,
              static_cast<size_t>(key_head) * head_size, head_size, attended);
   }
-  return Product(Get(layer, "self_attn.o_proj"), attended);
+  return Linear(layer, "self_attn.o_proj", attended);
 }
 
 Row PlainLlama::FeedForward(int64_t layer, const Row& x) const {
-  Row hidden = Product(Get(layer, "mlp.gate_proj"), x);
-  const Row up = Product(Get(layer, "mlp.up_proj"), x);
+  Row hidden = Linear(layer, "mlp.gate_proj", x);
+  const Row up = Linear(layer, "mlp.up_proj", x);
   for (size_t i = 0; i < hidden.size(); ++i) {
     hidden[i] = hidden[i] / (1 + std::exp(-hidden[i])) * up[i];
   }
-  return Product(Get(layer, "mlp.down_proj"), hidden);
+  return Linear(layer, "mlp.down_proj", hidden);
 }
 
 Row PlainLlama::Next(int64_t token, std::vector<Cache>& caches) const {

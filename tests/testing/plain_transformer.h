@@ -35,7 +35,8 @@ struct PlainLlamaConfig {
 };
 
 // A Llama-shaped decoder with the tensor names of HuggingFace's checkpoints. `lm_head.weight` may
-// be missing: the embeddings are then used for it. Throws std::out_of_range if another tensor is
+// be missing: the embeddings are then used for it. Linear layers have the biases that are there.
+// Throws std::out_of_range if another tensor is
 // missing.
 class PlainLlama {
  public:
@@ -55,6 +56,8 @@ class PlainLlama {
   };
 
   const PlainTensor& Get(int64_t layer, const std::string& name) const;
+  std::vector<double> Linear(int64_t layer, const std::string& name,
+                             const std::vector<double>& x) const;
   std::vector<double> Attention(int64_t layer, const std::vector<double>& x, Cache& cache) const;
   std::vector<double> FeedForward(int64_t layer, const std::vector<double>& x) const;
   void Rotate(std::vector<double>& heads, int64_t position) const;

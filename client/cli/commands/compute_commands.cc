@@ -190,7 +190,7 @@ struct LinearFlags {
   std::string input;
   std::vector<std::string> weights;
   std::vector<std::string> biases;
-  std::string scales;
+  std::vector<std::string> scales;
   WeightLayout layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
   std::variant<double, std::string> scale = 1.0;
@@ -251,9 +251,7 @@ absl::Status CheckLinearFlags(const LinearFlags& flags) {
                            ": give it once for each"));
   };
   SHARDMESH_RETURN_IF_ERROR(check("--bias", flags.biases.size(), "weight", flags.weights.size()));
-  if (!flags.scales.empty() && flags.IsLayer()) {
-    return WrongUse("--scales: only a layer with one weight and no settings has a weight of I8");
-  }
+  SHARDMESH_RETURN_IF_ERROR(check("--scales", flags.scales.size(), "weight", flags.weights.size()));
   SHARDMESH_RETURN_IF_ERROR(check("--as", flags.names.size(), "result", flags.results()));
   SHARDMESH_RETURN_IF_ERROR(check("--out", flags.paths.size(), "result", flags.results()));
   const auto check_distinct = [](std::string_view flag,
@@ -334,11 +332,13 @@ absl::Status FinishParts(const Invocation& invocation, MeshClient* client, const
 }
 
 absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const LinearFlags& flags,
-                      Operand input, std::vector<Operand> weights, std::vector<Operand> biases) {
+                      Operand input, std::vector<Operand> weights, std::vector<Operand> biases,
+                      std::vector<Operand> scales) {
   LinearLayerCall call{
       .input = std::move(input),
       .weights = std::move(weights),
       .biases = std::move(biases),
+      .scales = std::move(scales),
       .layer = LayerOf(flags),
       .output = {.names = flags.names,
                  .return_trace = !flags.result.inspect.trace_path.empty(),
@@ -392,9 +392,10 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<Operand> weights, operands_of(flags.weights));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<Operand> biases, operands_of(flags.biases));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<Operand> scales, operands_of(flags.scales));
   if (flags.IsLayer()) {
     return RunLayer(invocation, client.get(), flags, std::move(input), std::move(weights),
-                    std::move(biases));
+                    std::move(biases), std::move(scales));
   }
   LinearCall call{.input = std::move(input),
                   .weight = std::move(weights.front()),
@@ -405,9 +406,7 @@ absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
                   .scale = static_cast<float>(std::get<double>(flags.scale)),
                   .output = OutputOf(flags.result)};
   if (!biases.empty()) call.bias = std::move(biases.front());
-  if (!flags.scales.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(call.scales, OperandOf(invocation, client.get(), flags.scales));
-  }
+  if (!scales.empty()) call.scales = std::move(scales.front());
   LinearOp op{.input = 0,
               .weight = 1,
               .weight_layout = call.weight_layout,
@@ -604,8 +603,11 @@ void AddComputeCommands(CommandLine* line) {
       ->allow_extra_args(false);
   linear->add_option("--bias", linear_flags->biases, StrCat(kOperandHelp, "; one for each weight"))
       ->allow_extra_args(false);
-  linear->add_option("--scales", linear_flags->scales,
-                     StrCat(kOperandHelp, "; the factors of the output features of an I8 weight"));
+  linear
+      ->add_option(
+          "--scales", linear_flags->scales,
+          StrCat(kOperandHelp, "; factors of the output features of an I8 weight, one for each"))
+      ->allow_extra_args(false);
   AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
                   "none, relu, gelu, gelu-tanh or silu (default: none)")
       ->type_name("{none,relu,gelu,gelu-tanh,silu}");

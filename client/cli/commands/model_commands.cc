@@ -41,8 +41,14 @@ struct ModelFlags {
   std::string model;  // a folder, or the name of a model on the cluster
   std::string name;   // of the model on the cluster; empty: that of the folder
   std::string mesh;
+  bool quantises = false;
   std::vector<std::string> tokens;
 };
+
+absl::StatusOr<bool> ParseWeightDtype(std::string_view text) {
+  if (text == "I8" || text == "i8") return true;
+  return WrongUse(StrCat("\"", text, "\" is not I8, the only type to which weights are converted"));
+}
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> ParseTokens(
     const std::vector<std::string>& texts) {
@@ -112,9 +118,9 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
   std::error_code error;
   const CallOptions call = Until(end);
   if (!std::filesystem::is_directory(flags.model, error)) {
-    if (!flags.mesh.empty() || !flags.name.empty()) {
+    if (!flags.mesh.empty() || !flags.name.empty() || flags.quantises) {
       return WrongUse(
-          StrCat("--mesh and --as are for the folder of a model, and there is no "
+          StrCat("--mesh, --as and --weight-dtype are for the folder of a model, and there is no "
                  "folder \"",
                  flags.model, "\""));
     }
@@ -131,6 +137,7 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
   ProgressBar bar("loading", invocation.quiet);
   LoadModelOptions options;
   options.mesh = flags.mesh;
+  options.quantises = flags.quantises;
   options.progress = ShowOn(&bar);
   options.on_begun = [&](const std::string& transfer_id) {
     interruption->Begun(client, transfer_id);
@@ -138,6 +145,26 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
   absl::StatusOr<LoadedModel> model = LoadModel(client, flags.model, name, options, call);
   SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(model.status()));
   return model;
+}
+
+// Opens the model, and calls `run` with it and with the options of its calls, which may take until
+// the end of --deadline. `path`: the file that `run` writes; empty: none. An interrupted command
+// leaves no part of this file, and no array but those of the model.
+absl::Status RunModel(
+    const Invocation& invocation, const ModelFlags& flags, const std::string& path,
+    const std::function<absl::Status(const LoadedModel&)>& check,
+    const std::function<absl::Status(MeshClient*, const LoadedModel&, const CallOptions&)>& run) {
+  SHARDMESH_RETURN_IF_ERROR(CheckWritable(path));
+  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
+  // Declared before the interruption, whose destructor may still use the client.
+  std::shared_ptr<MeshClient> client;
+  std::optional<Interruption> interruption;
+  interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(path));
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
+  SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model, OpenModel(invocation, client.get(), flags,
+                                                                check, &*interruption, end));
+  GuardRun(interruption, client.get(), path, invocation.output);
+  return run(client.get(), model, Until(end));
 }
 
 Json StepsJson(absl::Span<const StepTimings> steps) {
@@ -210,31 +237,33 @@ struct EmbedFlags {
   InspectFlags inspect;
 };
 
+void PrintEmbeddings(const SentenceEmbeddings& result, const std::string& path) {
+  const size_t size = result.embeddings.front().size();
+  for (size_t i = 0; i < result.embeddings.size() && path.empty(); ++i) {
+    std::cout << StrJoin(result.embeddings[i], ",") << "\n";
+  }
+  std::cout << FormatCount(static_cast<int64_t>(result.embeddings.size()), "embedding") << " of "
+            << size << " elements" << (path.empty() ? "" : StrCat(", written to ", path)) << "\n";
+  PrintStep("The last step", result.steps.back());
+}
+
 absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto sentences, ParseTokens(flags.model.tokens));
-  SHARDMESH_RETURN_IF_ERROR(CheckWritable(flags.path));
-  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
-  // Declared before the interruption, whose destructor may still use the client.
-  std::shared_ptr<MeshClient> client;
-  std::optional<Interruption> interruption;
-  interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.path));
-  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const LoadedModel model,
-      OpenModel(
-          invocation, client.get(), flags.model,
-          [&](const LoadedModel& unloaded) { return CheckSentences(unloaded, sentences); },
-          &*interruption, end));
-  GuardRun(interruption, client.get(), flags.path, invocation.output);
-  std::optional<VerifyingObserver> observer;
-  if (flags.inspect.verify) observer.emplace(client.get());
-  SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
-                             EmbedSentences(client.get(), model, sentences, Until(end),
-                                            observer.has_value() ? &*observer : nullptr));
-  if (!flags.path.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
-  }
-  if (invocation.json) {
+  const auto embed = [&](MeshClient* client, const LoadedModel& model,
+                         const CallOptions& options) -> absl::Status {
+    std::optional<VerifyingObserver> observer;
+    if (flags.inspect.verify) observer.emplace(client);
+    SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
+                               EmbedSentences(client, model, sentences, options,
+                                              observer.has_value() ? &*observer : nullptr));
+    if (!flags.path.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
+    }
+    if (!invocation.json) {
+      PrintEmbeddings(result, flags.path);
+      ReportSteps(observer, nullptr);
+      return absl::OkStatus();
+    }
     Json json = {{"model", model.name}, {"size_bytes", model.size_bytes}};
     if (flags.path.empty()) {
       json["embeddings"] = result.embeddings;
@@ -245,17 +274,10 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
     ReportSteps(observer, &json);
     invocation.Print(json);
     return absl::OkStatus();
-  }
-  const size_t size = result.embeddings.front().size();
-  for (size_t i = 0; i < result.embeddings.size() && flags.path.empty(); ++i) {
-    std::cout << StrJoin(result.embeddings[i], ",") << "\n";
-  }
-  std::cout << FormatCount(static_cast<int64_t>(result.embeddings.size()), "embedding") << " of "
-            << size << " elements"
-            << (flags.path.empty() ? "" : StrCat(", written to ", flags.path)) << "\n";
-  PrintStep("The last step", result.steps.back());
-  ReportSteps(observer, nullptr);
-  return absl::OkStatus();
+  };
+  return RunModel(
+      invocation, flags.model, flags.path,
+      [&](const LoadedModel& unloaded) { return CheckSentences(unloaded, sentences); }, embed);
 }
 
 struct GenerateFlags {
@@ -284,58 +306,62 @@ void PrintGeneration(const Generation& generation) {
   PrintStep("The last step", generation.decode);
 }
 
-absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto prompts, ParseTokens(flags.model.tokens));
-  SHARDMESH_RETURN_IF_ERROR(CheckWritable(flags.logits_path));
-  GenerateOptions options;
-  options.max_new_tokens = flags.max_new;
-  options.gives_logits = !flags.logits_path.empty();
-  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
-  // Declared before the interruption, whose destructor may still use the client.
-  std::shared_ptr<MeshClient> client;
-  std::optional<Interruption> interruption;
-  interruption.emplace("nothing was loaded", invocation.output, RemovalOfParts(flags.logits_path));
-  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const LoadedModel model,
-      OpenModel(
-          invocation, client.get(), flags.model,
-          [&](const LoadedModel& unloaded) { return CheckPrompts(unloaded, prompts, options); },
-          &*interruption, end));
-  GuardRun(interruption, client.get(), flags.logits_path, invocation.output);
-  std::optional<VerifyingObserver> observer;
-  if (flags.inspect.verify) options.observer = &observer.emplace(client.get());
-  absl::StatusOr<Generation> generation;
-  {
-    ProgressBar bar("generating", invocation.quiet);
-    int64_t steps = 0;
-    options.on_tokens = [&](absl::Span<const int32_t>) { bar.ShowCount(++steps, flags.max_new); };
-    generation = GenerateTokens(client.get(), model, prompts, options, Until(end));
-    options.on_tokens = nullptr;
-  }
-  SHARDMESH_RETURN_IF_ERROR(generation.status());
-  if (!flags.logits_path.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(WriteLogits(flags.logits_path, *generation));
-  }
-  if (!invocation.json) {
-    PrintGeneration(*generation);
-    ReportSteps(observer, nullptr);
-    return absl::OkStatus();
-  }
+Json GenerationJson(const LoadedModel& model, const Generation& generation,
+                    const std::string& logits_path) {
   Json json = {{"model", model.name},
                {"size_bytes", model.size_bytes},
-               {"tokens", generation->tokens},
-               {"prefill", TimingsJson(generation->prefill)},
-               {"decode_steps", generation->decode_steps}};
-  if (!flags.logits_path.empty()) json["logits_path"] = flags.logits_path;
-  if (generation->decode_steps > 0) {
-    json["decode_s"] = Seconds(generation->decode_time);
-    json["tokens_per_s"] = TokensPerSecond(*generation);
-    json["last_step"] = TimingsJson(generation->decode);
+               {"tokens", generation.tokens},
+               {"prefill", TimingsJson(generation.prefill)},
+               {"decode_steps", generation.decode_steps}};
+  if (!logits_path.empty()) json["logits_path"] = logits_path;
+  if (generation.decode_steps > 0) {
+    json["decode_s"] = Seconds(generation.decode_time);
+    json["tokens_per_s"] = TokensPerSecond(generation);
+    json["last_step"] = TimingsJson(generation.decode);
   }
-  ReportSteps(observer, &json);
-  invocation.Print(json);
-  return absl::OkStatus();
+  return json;
+}
+
+absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto prompts, ParseTokens(flags.model.tokens));
+  GenerateOptions generate_options;
+  generate_options.max_new_tokens = flags.max_new;
+  generate_options.gives_logits = !flags.logits_path.empty();
+  const auto generate = [&](MeshClient* client, const LoadedModel& model,
+                            const CallOptions& options) -> absl::Status {
+    std::optional<VerifyingObserver> observer;
+    if (flags.inspect.verify) generate_options.observer = &observer.emplace(client);
+    absl::StatusOr<Generation> generation;
+    {
+      ProgressBar bar("generating", invocation.quiet);
+      int64_t steps = 0;
+      generate_options.on_tokens = [&](absl::Span<const int32_t>) {
+        bar.ShowCount(++steps, flags.max_new);
+      };
+      generation = GenerateTokens(client, model, prompts, generate_options, options);
+      generate_options.on_tokens = nullptr;
+      generate_options.observer = nullptr;
+    }
+    SHARDMESH_RETURN_IF_ERROR(generation.status());
+    if (!flags.logits_path.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(WriteLogits(flags.logits_path, *generation));
+    }
+    if (invocation.json) {
+      Json json = GenerationJson(model, *generation, flags.logits_path);
+      ReportSteps(observer, &json);
+      invocation.Print(json);
+    } else {
+      PrintGeneration(*generation);
+      ReportSteps(observer, nullptr);
+    }
+    return absl::OkStatus();
+  };
+  return RunModel(
+      invocation, flags.model, flags.logits_path,
+      [&](const LoadedModel& unloaded) {
+        return CheckPrompts(unloaded, prompts, generate_options);
+      },
+      generate);
 }
 
 void AddModelOptions(CLI::App* app, ModelFlags* flags, std::string_view each) {
@@ -353,6 +379,10 @@ void AddModelOptions(CLI::App* app, ModelFlags* flags, std::string_view each) {
                   "name of the model on the cluster (default: that of the folder)");
   app->add_option("--mesh", flags->mesh,
                   "name of the mesh; its axis tp partitions the heads (default: default)");
+  AddParsedOption(app, "--weight-dtype", &flags->quantises, ParseWeightDtype,
+                  "I8: the weights of linear layers are loaded as I8, with a scale for each output "
+                  "feature (default: as in the files)")
+      ->type_name("{I8}");
 }
 
 }  // namespace

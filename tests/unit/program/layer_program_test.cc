@@ -200,6 +200,75 @@ TEST(LayerProgramTest, ConvertsOperandsAndResults) {
               StatusIs(kInvalid, Reason::kUnsupportedDtype));
 }
 
+TEST(LayerProgramTest, WeightsOfI8KeepTheirScales) {
+  const ValueDescriptor weight = {.dtype = Dtype::kI8, .shape = {6, 8}, .spec = {}};
+  LayerCall call = PlainLayer();
+  call.options.has_scales = true;
+  // Without settings, the layer is one op: neither weight nor scales are converted.
+  std::vector<ValueDescriptor> operands = {F32Of({3, 8}), weight, F32Of({6})};
+  auto program = ProgramOfLayer(call, operands, TwoDevices());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_THAT(program->ops,
+              ElementsAre(ProgramOp(LinearOp{
+                  .input = 0, .weight = 1, .weight_layout = WeightLayout::kOutIn, .scales = 2})));
+  // Input and bias are converted as ever; scales stay F32.
+  call.options.layer.use_bias = true;
+  call.options.dtype = Dtype::kBF16;
+  call.param_dtype = Dtype::kBF16;
+  operands = {F32Of({3, 8}), weight, F32Of({6}), F32Of({6})};
+  program = ProgramOfLayer(call, operands, TwoDevices());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_THAT(OpsOf(*program), ElementsAre("convert", "convert", "linear"));
+  EXPECT_EQ(std::get<LinearOp>(program->ops[2]).weight, 1U);
+  EXPECT_EQ(std::get<LinearOp>(program->ops[2]).scales, 3U);
+  EXPECT_THAT(ResultsOf(*program, operands), ElementsAre(TensorType{Dtype::kBF16, {3, 6}}));
+
+  // Two weights, one of them with the out features on an axis: its scales move with it.
+  call = PlainLayer();
+  call.options.has_scales = true;
+  call.options.parallel = Config("ALL_GATHER");
+  operands = {F32Of({3, 8}), weight, F32Of({6}), weight, F32Of({6})};
+  program = ProgramOfLayer(call, operands, TwoDevices());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_THAT(OpsOf(*program), ElementsAre("reshard", "reshard", "reshard", "reshard", "linear",
+                                           "reshard", "linear", "reshard"));
+  const PartitionSpec rows({SpecEntry::Axis("tp")});
+  EXPECT_EQ(std::get<ReshardOp>(program->ops[1]).spec, rows);
+  // A merged weight has merged scales.
+  call.out_features = {4, 2};
+  call.shards = 2;
+  operands = {F32Of({3, 8}), weight, F32Of({6})};
+  program = ProgramOfLayer(call, operands, TwoDevices());
+  ASSERT_THAT(program, IsOk());
+  EXPECT_THAT(ResultsOf(*program, operands),
+              ElementsAre(TensorType{Dtype::kF32, {3, 4}}, TensorType{Dtype::kF32, {3, 2}}));
+}
+
+TEST(LayerProgramTest, RefusesScalesThatDoNotFit) {
+  LayerCall call = PlainLayer();
+  call.options.has_scales = true;
+  const ValueDescriptor weight = {.dtype = Dtype::kI8, .shape = {6, 8}, .spec = {}};
+  const auto refusal = [&](std::vector<ValueDescriptor> params) {
+    params.insert(params.begin(), F32Of({3, 8}));
+    return ProgramOfLayer(call, params, TwoDevices()).status();
+  };
+  EXPECT_THAT(refusal({weight}),
+              StatusIs(kInvalid, Reason::kBadField, HasSubstr("one weight with its scales; 2")));
+  EXPECT_THAT(refusal({weight, F32Of({8})}),
+              StatusIs(kInvalid, Reason::kShapeMismatch,
+                       HasSubstr("weight 0: the scales have shape (8,); it must be (6,)")));
+  ValueDescriptor integers = F32Of({6});
+  integers.dtype = Dtype::kI32;
+  EXPECT_THAT(refusal({weight, integers}),
+              StatusIs(kInvalid, Reason::kUnsupportedDtype, HasSubstr("the scales are I32")));
+  EXPECT_THAT(refusal({weight, F32Of({6}), F32Of({6, 8}), F32Of({6})}),
+              StatusIs(kInvalid, Reason::kUnsupportedDtype,
+                       HasSubstr("weight 1 is F32; only weights of I8 have scales")));
+  call.options.layer.use_bias = true;
+  EXPECT_THAT(refusal({weight, F32Of({6})}),
+              StatusIs(kInvalid, Reason::kBadField, HasSubstr("its bias and its scales")));
+}
+
 TEST(LayerProgramTest, RefusesOperandsThatDoNotFit) {
   LayerCall call = PlainLayer();
   EXPECT_THAT(ProgramOfLayer(call, {F32Of({3, 8})}, TwoDevices()),

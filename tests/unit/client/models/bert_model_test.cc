@@ -31,17 +31,20 @@ BertConfig SmallConfig() {
           .token_types = 2};
 }
 
-TEST(BertModelTest, EmbedsEachSentenceAsAPlainComputationDoes) {
+void ExpectPlainEmbeddings(bool is_quantised) {
   const BertConfig config = SmallConfig();
   const std::vector<std::vector<int32_t>> sentences = {{1, 30, 22, 2}, {1, 2}, {49}};
   const int64_t length = 7;
-  const PlainTensors weights = RandomWeights(config);
-  PlainValues operands = OperandsOf(weights);
+  PlainTensors weights = RandomWeights(config);
+  PlainValues operands;
+  client::WeightTypes types;
+  if (is_quantised) types = Quantise(config, weights, operands);
+  operands.merge(OperandsOf(weights));
   const client::TokenBatch batch = client::PadTokens(sentences, length);
   operands["ids"] = {{3, length}, std::vector<double>(batch.ids.begin(), batch.ids.end())};
   operands["mask"] = {{3, length}, std::vector<double>(batch.mask.begin(), batch.mask.end())};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Graph graph,
-                                 client::BertEmbedding(config, 3, length, Dtype::kF32));
+                                 client::BertEmbedding(config, 3, length, types));
   const PlainValue embeddings = RunPlainly(graph, operands).at("embedding");
   ASSERT_THAT(embeddings.shape, ::testing::ElementsAre(3, 24));
   for (size_t i = 0; i < sentences.size(); ++i) {
@@ -55,9 +58,17 @@ TEST(BertModelTest, EmbedsEachSentenceAsAPlainComputationDoes) {
   }
 }
 
+TEST(BertModelTest, EmbedsEachSentenceAsAPlainComputationDoes) {
+  ExpectPlainEmbeddings(/*is_quantised=*/false);
+}
+
+TEST(BertModelTest, MultipliesByWeightsOfI8AndTheirScales) {
+  ExpectPlainEmbeddings(/*is_quantised=*/true);
+}
+
 TEST(BertModelTest, RefusesASentenceThatIsLongerThanTheModelHasPositions) {
-  EXPECT_THAT(client::BertEmbedding(SmallConfig(), 1, 20, Dtype::kF32), IsOk());
-  EXPECT_THAT(client::BertEmbedding(SmallConfig(), 1, 21, Dtype::kF32),
+  EXPECT_THAT(client::BertEmbedding(SmallConfig(), 1, 20, {}), IsOk());
+  EXPECT_THAT(client::BertEmbedding(SmallConfig(), 1, 21, {}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
 }
 

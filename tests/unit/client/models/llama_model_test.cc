@@ -80,13 +80,15 @@ void ExpectLogits(const PlainValue& logits, const PlainLlama& plain,
 }
 
 // Runs a prefill and some steps of decoding, and compares all logits.
-void ExpectPlainResults(const LlamaConfig& config) {
+void ExpectPlainResults(const LlamaConfig& config, bool is_quantised = false) {
   const std::vector<std::vector<int32_t>> prompts = {{1, 5, 49, 3, 17}, {7}, {0, 12, 12}};
-  const LlamaBatch batch{.sequences = 3, .capacity = 12, .gives_logits = true};
+  LlamaBatch batch{.sequences = 3, .capacity = 12, .gives_logits = true};
   const int64_t length = 8;
-  const PlainTensors weights = RandomWeights(config);
+  PlainTensors weights = RandomWeights(config);
+  PlainValues operands;
+  if (is_quantised) batch.types = Quantise(config, weights, operands);
   const PlainLlama plain(PlainConfigOf(config), weights);
-  PlainValues operands = OperandsOf(weights);
+  operands.merge(OperandsOf(weights));
   for (const LlamaState& state : client::LlamaStateOf(config, batch, client::ModelAxis())) {
     size_t size = 1;
     for (const int64_t extent : state.shape) size *= static_cast<size_t>(extent);
@@ -136,6 +138,26 @@ TEST(LlamaModelTest, ComputesModelsWithAsManyKeyHeadsAsHeads) {
   config.key_heads = 4;
   config.layers = 1;
   ExpectPlainResults(config);
+}
+
+TEST(LlamaModelTest, AddsTheBiasesThatTheConfigurationHas) {
+  LlamaConfig config = SmallConfig();
+  config.layers = 1;
+  config.has_input_biases = true;  // as a Qwen2
+  ExpectPlainResults(config);
+  config.has_output_bias = true;
+  config.has_mlp_biases = true;
+  ExpectPlainResults(config);
+}
+
+TEST(LlamaModelTest, MultipliesByWeightsOfI8AndTheirScales) {
+  LlamaConfig config = SmallConfig();
+  config.has_input_biases = true;
+  ExpectPlainResults(config, /*is_quantised=*/true);
+  // Embeddings that are also the weight of the logits stay as they are.
+  config.ties_embeddings = true;
+  config.layers = 1;
+  ExpectPlainResults(config, /*is_quantised=*/true);
 }
 
 TEST(LlamaModelTest, RefusesAModelOfTooManyLayers) {

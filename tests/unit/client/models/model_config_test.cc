@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "status/str_cat.h"
@@ -27,6 +28,22 @@ constexpr char kLlama[] = R"({
                    "original_max_position_embeddings": 8192, "rope_type": "llama3"},
   "tie_word_embeddings": true, "attention_bias": false, "mlp_bias": false, "hidden_act": "silu",
   "eos_token_id": [128001, 128008], "torch_dtype": "bfloat16", "unknown": {"a": [1]}})";
+
+// Shortened ones of Phi-3-mini-4k, Qwen2.5-7B and Mistral-7B-v0.1.
+constexpr char kPhi3[] = R"({
+  "model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 32,
+  "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 32064, "hidden_act": "silu",
+  "max_position_embeddings": 4096, "sliding_window": 2047, "rms_norm_eps": 1e-05,
+  "attention_bias": false, "rope_scaling": null})";
+constexpr char kQwen2[] = R"({
+  "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+  "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+  "max_position_embeddings": 131072, "rope_theta": 1000000.0, "sliding_window": 4096,
+  "use_sliding_window": false, "rms_norm_eps": 1e-06})";
+constexpr char kMistral[] = R"({
+  "model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+  "intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768,
+  "sliding_window": null})";
 
 // The one of all-MiniLM-L6-v2.
 constexpr char kBert[] = R"({
@@ -87,6 +104,37 @@ TEST(ModelConfigTest, TakesTheDefaultsOfTransformers) {
   EXPECT_THAT(llama.stop_tokens, ElementsAre(2));
 }
 
+TEST(ModelConfigTest, ReadsDecodersOfOtherTypesAsLlamas) {
+  const auto read = [](const std::string& text) {
+    const absl::StatusOr<ModelConfig> config = ParseModelConfig("config.json", text);
+    EXPECT_THAT(config, test::IsOk());
+    return config.ok() ? std::get<LlamaConfig>(*config) : LlamaConfig();
+  };
+  const LlamaConfig phi3 = read(kPhi3);
+  EXPECT_TRUE(phi3.is_merged);
+  EXPECT_FALSE(phi3.has_input_biases);
+  EXPECT_EQ(phi3.max_positions, 2047);  // up to there, the window changes nothing
+  EXPECT_EQ(read(With(kPhi3, "2047", "null")).max_positions, 4096);
+  EXPECT_EQ(read(With(kPhi3, "\"rms_norm_eps\": 1e-05,", "")).norm_epsilon, 1e-5);
+
+  const LlamaConfig qwen2 = read(kQwen2);
+  EXPECT_FALSE(qwen2.is_merged);
+  EXPECT_TRUE(qwen2.has_input_biases);
+  EXPECT_FALSE(qwen2.has_output_bias);
+  EXPECT_EQ(qwen2.max_positions, 131072);
+  EXPECT_EQ(read(With(kQwen2, "_window\": false", "_window\": true")).max_positions, 4096);
+
+  const LlamaConfig mistral = read(kMistral);
+  EXPECT_EQ(mistral.key_heads, 8);
+  EXPECT_EQ(mistral.max_positions, 32768);
+  EXPECT_FALSE(mistral.has_input_biases);
+  EXPECT_EQ(read(With(kMistral, "sliding_window", "other")).max_positions, 4096);
+
+  // A Llama has the biases that its configuration says.
+  const LlamaConfig llama = read(With(kLlama, "_bias\": false", "_bias\": true"));
+  EXPECT_TRUE(llama.has_input_biases && llama.has_output_bias && llama.has_mlp_biases);
+}
+
 TEST(ModelConfigTest, ReadsTheConfigurationOfAnEncoder) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ModelConfig config, ParseModelConfig("config.json", kBert));
   EXPECT_EQ(std::get<BertConfig>(config), (BertConfig{.hidden_size = 384,
@@ -99,7 +147,9 @@ TEST(ModelConfigTest, ReadsTheConfigurationOfAnEncoder) {
 }
 
 TEST(ModelConfigTest, ReadsWhatItWrote) {
-  for (const char* text : {kLlama, kBert}) {
+  const std::string with_biases = With(kLlama, "_bias\": false", "_bias\": true");
+  for (const std::string& text :
+       std::vector<std::string>{kLlama, with_biases, kBert, kPhi3, kQwen2, kMistral}) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const ModelConfig config, ParseModelConfig("a", text));
     EXPECT_EQ(*ParseModelConfig("b", FormatModelConfig(config)), config);
   }
@@ -113,7 +163,7 @@ TEST(ModelConfigTest, NamesTheKeyAndItsValueInErrors) {
   const Case kCases[] = {
       {"", "f is not JSON: "},
       {"[1]", "f is not an object of JSON"},
-      {"{}", "f: model_type is missing; supported are \"llama\" and \"bert\""},
+      {"{}", "f: model_type is missing; supported are \"bert\", \"llama\", \"mistral\""},
       {R"({"model_type": "gpt2"})", "f: model_type is \"gpt2\"; supported are"},
       {R"({"model_type": 3})", "f: model_type is 3; it must be a text"},
       {With(kLlama, "\"hidden_size\": 2048,", ""), "f: hidden_size is missing; it must be a whole"},
@@ -125,10 +175,12 @@ TEST(ModelConfigTest, NamesTheKeyAndItsValueInErrors) {
       {With(kLlama, "\"num_hidden_layers\": 16", "\"num_hidden_layers\": 1025"),
        "f: num_hidden_layers is 1025; at most 1024 are supported"},
       {With(kLlama, "1e-05", "0"), "f: rms_norm_eps is 0; it must be a number above 0"},
-      {With(kLlama, "\"mlp_bias\": false", "\"mlp_bias\": true"),
-       "f: mlp_bias is true; only false is supported"},
+      {With(kLlama, "\"rope_theta\"", "\"partial_rotary_factor\": 0.75, \"rope_theta\""),
+       "f: partial_rotary_factor is 0.75; only 1 is supported"},
+      {With(kPhi3, "null}", "{\"type\": \"longrope\"}}"),
+       "f: rope_scaling: rope_type is \"longrope\"; only \"default\""},
       {With(kLlama, "\"mlp_bias\": false", "\"mlp_bias\": 1"), "mlp_bias is 1; it must be true or"},
-      {With(kLlama, "silu", "relu"), "f: hidden_act is \"relu\"; a llama has \"silu\""},
+      {With(kLlama, "silu", "relu"), "f: hidden_act is \"relu\"; only \"silu\""},
       {With(kLlama, "\"head_dim\": 64", "\"head_dim\": 63"), "f: head_dim is 63; rotary positions"},
       {With(kLlama, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5"),
        "f: num_key_value_heads is 5; it must divide num_attention_heads, which is 32"},

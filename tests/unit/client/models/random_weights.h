@@ -46,6 +46,34 @@ inline PlainValues OperandsOf(const PlainTensors& tensors) {
   return operands;
 }
 
+// Makes the linear weights I8: `weights` get the values that the integers and scales mean, and
+// `operands` get these integers and scales.
+inline client::WeightTypes Quantise(const client::ModelConfig& config, PlainTensors& weights,
+                                    PlainValues& operands) {
+  client::WeightTypes types;
+  const auto list = client::WeightsOf(config, client::ModelAxis());
+  EXPECT_THAT(list, IsOk());
+  for (const client::ModelWeight& weight : *list) {
+    if (!weight.is_linear) continue;
+    types.quantised.insert(weight.name);
+    PlainTensor& tensor = weights.at(weight.name);
+    PlainValue& integers = operands[weight.name];
+    PlainValue& scales = operands[client::ScaleNameOf(weight.name)];
+    integers.shape = weight.shape;
+    scales.shape = {weight.shape[0]};
+    const auto columns = static_cast<size_t>(weight.shape[1]);
+    for (size_t i = 0; i < tensor.values.size(); ++i) {
+      if (i % columns == 0) {
+        scales.elements.push_back(0.01 + 0.001 * static_cast<double>(i / columns % 7));
+      }
+      const double scale = scales.elements.back();
+      integers.elements.push_back(std::round(static_cast<double>(tensor.values[i]) / scale));
+      tensor.values[i] = static_cast<float>(integers.elements.back() * scale);
+    }
+  }
+  return types;
+}
+
 }  // namespace shardmesh::test
 
 #endif  // SHARDMESH_TESTS_UNIT_CLIENT_MODELS_RANDOM_WEIGHTS_H_

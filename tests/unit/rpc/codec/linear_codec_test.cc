@@ -29,6 +29,7 @@ TEST(LinearCodecTest, ASettingArrivesAsItWasSent) {
   call.options.activation = Activation::kSilu;
   call.options.layer.scale = std::string("fan_out");
   call.options.layer.use_bias = true;
+  call.options.has_scales = true;
   call.options.layer.direction = ParallelDirection::kRow;
   call.options.parallel = TensorParallelConfig{.mesh = std::nullopt,
                                                .axis_name = "model",
@@ -47,6 +48,7 @@ TEST(LinearCodecTest, ASettingArrivesAsItWasSent) {
   EXPECT_EQ(decoded->options.activation, Activation::kSilu);
   EXPECT_EQ(decoded->options.layer.scale, call.options.layer.scale);
   EXPECT_TRUE(decoded->options.layer.use_bias);
+  EXPECT_TRUE(decoded->options.has_scales);
   EXPECT_EQ(decoded->options.layer.direction, ParallelDirection::kRow);
   call.options.parallel->matmul_method = "REDUCE_SCATTER";
   EXPECT_EQ(decoded->options.parallel, call.options.parallel);
@@ -59,6 +61,7 @@ TEST(LinearCodecTest, AnUnsetLayerHasTheDefaultsOfTheContract) {
   EXPECT_EQ(std::get<double>(decoded->options.layer.scale), 1.0);
   EXPECT_EQ(decoded->options.weight_layout, WeightLayout::kOutIn);
   EXPECT_FALSE(decoded->options.layer.use_bias);
+  EXPECT_FALSE(decoded->options.has_scales);
   EXPECT_FALSE(decoded->options.parallel.has_value());
   v1::LinearLayer parallel;
   parallel.mutable_parallel();

@@ -574,6 +574,19 @@ TEST(ComputeCodecTest, ALayerHasItsOperandsByPart) {
   EXPECT_THAT(names, ElementsAre("x", "q", "q_bias", "k", "k_bias"));
   ASSERT_TRUE(call->layer.has_value());
   EXPECT_EQ(std::get<std::string>(call->layer->options.layer.scale), "fan_in");
+  // Scales follow the bias of their weight.
+  v1::LinearRequest scaled = request;
+  *scaled.mutable_scales() = ArrayOperand("q_scales");
+  *scaled.add_further_scales() = ArrayOperand("k_scales");
+  scaled.mutable_layer()->set_use_scales(true);
+  const auto scaled_call = Decode(scaled);
+  ASSERT_THAT(scaled_call, IsOk());
+  names.clear();
+  for (const StepOperand& operand : scaled_call->operands.operands) {
+    names.push_back(std::get<ArrayReference>(operand.value).name);
+  }
+  EXPECT_THAT(names, ElementsAre("x", "q", "q_bias", "q_scales", "k", "k_bias", "k_scales"));
+  EXPECT_TRUE(scaled_call->layer->options.has_scales);
   // Another layer under the same request id is another request.
   v1::LinearRequest other = request;
   other.mutable_layer()->set_rule(v1::LINEAR_SCALE_FAN_OUT);
@@ -590,6 +603,17 @@ TEST(ComputeCodecTest, RefusesFieldsThatDoNotGoWithALayer) {
   EXPECT_THAT(refusal([](auto& r) { *r.mutable_weight() = ArrayOperand("w"); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { *r.mutable_bias() = ArrayOperand("b"); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { *r.mutable_scales() = ArrayOperand("s"); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_layer()->set_use_scales(true); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) {
+                r.mutable_layer()->set_use_scales(true);
+                *r.mutable_scales() = ArrayOperand("s");
+              }),
+              is_refused);
+  EXPECT_THAT(refusal([](auto& r) {
+                r.mutable_layer()->set_use_scales(true);
+                for (int i = 0; i < 2; ++i) *r.add_further_scales() = ArrayOperand("s");
+              }),
+              is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.set_scale(1); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.set_activation(v1::ACTIVATION_RELU); }), is_refused);
   EXPECT_THAT(refusal([](auto& r) { r.mutable_biases()->RemoveLast(); }), is_refused);

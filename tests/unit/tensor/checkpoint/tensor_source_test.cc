@@ -515,5 +515,37 @@ TEST_F(TensorSourceTest, SaysWhatAFolderWithoutTensorsLacks) {
   EXPECT_THAT(status.message(), HasSubstr("no model.safetensors.index.json"));
 }
 
+TEST_F(TensorSourceTest, SplitsATensorByRows) {
+  const std::string path = folder_ + "/rows.safetensors";
+  absl::StatusOr<SafetensorsWriter> writer =
+      SafetensorsWriter::Create(path, {{"whole", Dtype::kU16, {5, 2}}, {"z", Dtype::kU8, {1}}}, {});
+  ASSERT_THAT(writer, IsOk());
+  ASSERT_THAT(writer->Append(std::string("00112233445566778899-")), IsOk());
+  ASSERT_THAT(writer->Finish(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(TensorSource source, TensorSource::Open(path));
+  const int64_t size_bytes = source.size_bytes();
+  const auto split = [&](const std::string& name, const std::vector<RowPart>& parts) {
+    return source.SplitRows(name, parts);
+  };
+  ASSERT_THAT(split("whole", {{"q", 3}, {"none", 0}, {"k", 2}}), IsOk());
+  ASSERT_THAT(Names(source), ElementsAre("q", "none", "k", "z"));
+  EXPECT_EQ(source.size_bytes(), size_bytes);
+  const SourceTensor& q = source.tensors()[0];
+  const SourceTensor& k = source.tensors()[2];
+  EXPECT_EQ(q.shape, (Shape{3, 2}));
+  EXPECT_EQ(TextOf(q.view), "001122334455");
+  EXPECT_EQ(k.view.shape(), (Shape{2, 2}));
+  EXPECT_EQ(TextOf(k.view), "66778899");
+  EXPECT_EQ(BytesInFile(k), "66778899");
+
+  EXPECT_THAT(split("whole", {{"q", 5}}), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(split("q", {{"b", 1}, {"c", 1}}),
+              StatusIs(kInvalid, Reason::kShapeMismatch,
+                       HasSubstr("has the shape (3, 2), and its parts have 2 rows")));
+  EXPECT_THAT(split("q", {{"b", 2}, {"k", 1}}),
+              StatusIs(kInvalid, Reason::kBadFile,
+                       HasSubstr("has the rows of \"k\", which is there as well")));
+}
+
 }  // namespace
 }  // namespace shardmesh
