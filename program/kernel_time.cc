@@ -2,9 +2,12 @@
 #include "program/kernel_time.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <variant>
 #include <vector>
 
+#include "program/product_layout.h"
 #include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "sharding/shape.h"
@@ -21,29 +24,75 @@ double BytesSeconds(const Plan& plan, ValueIndex value, const KernelRates& rates
   return BytesSeconds(plan, plan.values[value], rates);
 }
 
-// Returns the time of a product that a device computes in as many products of rows as a group along
-// `axes` has places.
-double FusedProductSeconds(const Plan& plan, const LocalMatmul& matmul, const ValueDescriptor& lhs,
-                           const ValueDescriptor& out, const Axes& axes, const KernelRates& rates) {
-  const auto parts = static_cast<double>(AxesSize(plan.mesh, axes));
-  const double flops = 2 * static_cast<double>(TileShape(plan.mesh, lhs).back()) *
-                       static_cast<double>(TileElements(plan.mesh, out));
-  const double bytes = BytesSeconds(plan, lhs, rates) + BytesSeconds(plan, out, rates) +
-                       parts * BytesSeconds(plan, matmul.rhs, rates);
-  return std::max(flops / rates.flops_per_second, bytes) + parts * rates.seconds_per_product;
+// Returns the number of products that a device computes, by the shapes of its tiles.
+int64_t ProductsOf(const Shape& rhs, const Shape& out, bool transpose_lhs) {
+  const bool is_batch =
+      std::any_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent != 1; });
+  if (!is_batch && !transpose_lhs) return 1;
+  int64_t products = 1;
+  for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
+  return products;
+}
+
+// A product that a device computes part by part, for or from each place of a group along `axes`.
+struct ProductInParts {
+  const LocalMatmul& matmul;
+  const ValueDescriptor& lhs;
+  const ValueDescriptor& rhs;
+  const ValueDescriptor& out;
+  ProductSide side;   // the tensor that has the parts
+  int64_t dimension;  // of this tensor
+  const Axes& axes;
+};
+
+double FusedProductSeconds(const Plan& plan, const ProductInParts& product,
+                           const KernelRates& rates) {
+  const LocalMatmul& matmul = product.matmul;
+  const auto parts = static_cast<double>(AxesSize(plan.mesh, product.axes));
+  const Shape lhs = TileShape(plan.mesh, product.lhs);
+  const Shape rhs = TileShape(plan.mesh, product.rhs);
+  const Shape out = TileShape(plan.mesh, product.out);
+  const double flops = 2 * static_cast<double>(lhs[lhs.size() - (matmul.transpose_lhs ? 2 : 1)]) *
+                       static_cast<double>(TileElements(plan.mesh, product.out));
+  const bool is_out = product.side == ProductSide::kOut;
+  const Shape& split = is_out ? out : product.side == ProductSide::kLhs ? lhs : rhs;
+  const int64_t from_end = std::ssize(split) - product.dimension;
+  // A transposed right operand has its columns before K.
+  const bool is_columns = product.side == ProductSide::kRhs
+                              ? from_end == (matmul.transpose_rhs ? 2 : 1)
+                              : is_out && from_end == 1;
+  const bool is_one_rhs =
+      std::all_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent == 1; });
+  const bool keeps_matrices = from_end > 2 && !(is_one_rhs && !matmul.transpose_lhs);
+  double lhs_reads = 1;
+  double rhs_reads = 1;
+  double out_writes = 1;
+  if (is_columns) {
+    lhs_reads = parts;
+    if (!is_out) out_writes += 2;
+    if (is_out && !matmul.transpose_rhs) rhs_reads += 2;
+  } else if (!keeps_matrices) {
+    rhs_reads = parts;
+  }
+  const double bytes = lhs_reads * BytesSeconds(plan, product.lhs, rates) +
+                       rhs_reads * BytesSeconds(plan, product.rhs, rates) +
+                       out_writes * BytesSeconds(plan, product.out, rates);
+  int64_t products = ProductsOf(rhs, out, matmul.transpose_lhs);
+  if (!is_columns && is_one_rhs && !matmul.transpose_lhs) {
+    // The rows of a place follow one another only behind the dimensions before.
+    for (int64_t dim = 0; dim < product.dimension; ++dim) {
+      products = ProductOf(products, split[static_cast<size_t>(dim)]);
+    }
+  }
+  return std::max(flops / rates.flops_per_second, bytes) +
+         rates.seconds_per_product * static_cast<double>(products) * (keeps_matrices ? 1 : parts);
 }
 
 }  // namespace
 
 int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output) {
-  const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
-  const Shape out = TileShape(plan.mesh, plan.values[output]);
-  const bool is_batch =
-      std::any_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent != 1; });
-  if (!is_batch && !matmul.transpose_lhs) return 1;
-  int64_t products = 1;
-  for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
-  return products;
+  return ProductsOf(TileShape(plan.mesh, plan.values[matmul.rhs]),
+                    TileShape(plan.mesh, plan.values[output]), matmul.transpose_lhs);
 }
 
 int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output) {
@@ -101,12 +150,29 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
     double operator()(const GroupCollective& /*collective*/) const { return 0; }
     double operator()(const MoveRegions& /*move*/) const { return 0; }
     double operator()(const GatherMatmul& fused) const {
-      return FusedProductSeconds(plan, fused.matmul, fused.gathered, plan.values[output],
-                                 fused.gather.axes, rates);
+      const LocalMatmul& matmul = fused.matmul;
+      return FusedProductSeconds(
+          plan,
+          {.matmul = matmul,
+           .lhs = fused.gathers_rhs ? plan.values[matmul.lhs] : fused.gathered,
+           .rhs = fused.gathers_rhs ? fused.gathered : plan.values[matmul.rhs],
+           .out = plan.values[output],
+           .side = fused.gathers_rhs ? ProductSide::kRhs : ProductSide::kLhs,
+           .dimension = fused.gather.dimension,
+           .axes = fused.gather.axes},
+          rates);
     }
     double operator()(const MatmulScatter& fused) const {
-      return FusedProductSeconds(plan, fused.matmul, plan.values[fused.matmul.lhs], fused.product,
-                                 fused.scatter.axes, rates);
+      const LocalMatmul& matmul = fused.matmul;
+      return FusedProductSeconds(plan,
+                                 {.matmul = matmul,
+                                  .lhs = plan.values[matmul.lhs],
+                                  .rhs = plan.values[matmul.rhs],
+                                  .out = fused.product,
+                                  .side = ProductSide::kOut,
+                                  .dimension = fused.scatter.dimension,
+                                  .axes = fused.scatter.axes},
+                                 rates);
     }
   };
   return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
@@ -117,7 +183,8 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   const auto are_alike = [](double x, double y) {
     return std::max(x, y) < kFactor * std::min(x, y);
   };
-  return a.may_overlap == b.may_overlap && are_alike(a.flops_per_second, b.flops_per_second) &&
+  return a.may_overlap == b.may_overlap && a.may_overlap_parts == b.may_overlap_parts &&
+         are_alike(a.flops_per_second, b.flops_per_second) &&
          are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
          are_alike(a.seconds_per_product, b.seconds_per_product);
 }

@@ -22,8 +22,11 @@ int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output
 // product. For an epilogue, a slice or a tensor op, the time of its bytes. Attention is like a
 // product. Lookups and slices read only what they copy, and an update of rows writes only these
 // rows, as in the memory of a state operand. 0 for instructions that only exchange data. A fused
-// instruction (fuse_exchanges.h) computes one product for each place, each of which reads all of
-// the right operand. Requires a plan that CheckPlan accepts, up to this instruction.
+// instruction (fuse_exchanges.h) computes the products of each place. Those of rows read all of the
+// right operand each time, and those of columns all of the left one. Blocks of columns are copied:
+// of a gathered operand's result, and of a right operand whose columns are apart. Along a batch
+// dimension, each matrix is read once. Requires a plan that CheckPlan accepts, up to this
+// instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
 // Returns whether no figure of one differs from that of the other by a factor of 1.5 or more, and

@@ -285,6 +285,8 @@ class WorkerServer::Impl {
                     .f32_flops_per_second = MeasureF32Speed(&kernel_),
                     .overlaps_exchanges = kernel_.KeepsBitsOfRows(Dtype::kF32) &&
                                           kernel_.KeepsBitsOfRows(Dtype::kBF16),
+                    .overlaps_parts = kernel_.KeepsBitsOfParts(Dtype::kF32) &&
+                                      kernel_.KeepsBitsOfParts(Dtype::kBF16),
                     .data_dir = options_.data_dir,
                     .clock = &clock_,
                     .store = store_.get(),

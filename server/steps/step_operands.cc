@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "absl/container/flat_hash_map.h"
+#include "program/fuse_exchanges.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/steps/auxiliary_mesh.h"
@@ -72,10 +73,11 @@ std::optional<size_t> FirstRankWithout(bool WorkerInfo::*ability, const Membersh
 
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
-  rates.may_overlap = !mesh.identities.empty();
+  rates.may_overlap = rates.may_overlap_parts = !mesh.identities.empty();
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
     if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
+    if (worker == nullptr || !worker->info.overlaps_parts) rates.may_overlap_parts = false;
     if (worker == nullptr || worker->info.f32_flops_per_second <= 0) continue;
     const double measured = worker->info.f32_flops_per_second;
     rates.flops_per_second =
@@ -301,10 +303,12 @@ absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   SHARDMESH_RETURN_IF_ERROR(check(MultipliesShortTypes(plan), &WorkerInfo::multiplies_short_types,
                                   "runs an older build, which does not multiply F16, nor by "
                                   "weights of I8; upgrade the worker"));
-  return check(
-      OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges,
+  constexpr std::string_view kPlanAgain =
       "has come since the plan was made, and does not multiply while it exchanges; compile "
-      "the program again");
+      "the program again";
+  SHARDMESH_RETURN_IF_ERROR(
+      check(OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges, kPlanAgain));
+  return check(OverlapsParts(plan), &WorkerInfo::overlaps_parts, kPlanAgain);
 }
 
 }  // namespace shardmesh::server

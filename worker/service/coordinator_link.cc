@@ -312,6 +312,7 @@ WorkerHello AttachLoop::MakeHello() const {
           .threads = options_.threads,
           .f32_flops_per_second = options_.f32_flops_per_second,
           .overlaps_exchanges = options_.overlaps_exchanges,
+          .overlaps_parts = options_.overlaps_parts,
           .durable = options_.store->has_data_dir(),
           .cache_bytes = options_.cache_bytes,
           .pid = getpid(),

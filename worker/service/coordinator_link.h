@@ -65,6 +65,7 @@ class CoordinatorLink {
     int threads = 1;                  // for kernels
     double f32_flops_per_second = 0;  // speed of the kernels; 0: not measured
     bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
+    bool overlaps_parts = false;      // runs plans for which OverlapsParts is true
     // The folder in which the newest known term is kept. Empty: the term is kept only in memory.
     std::string data_dir;
     Clock* clock = nullptr;
