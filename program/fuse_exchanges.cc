@@ -65,9 +65,14 @@ absl::Status CheckSizes(const Plan& plan, const LocalMatmul& matmul, const Split
   if (weights == Dtype::kF16 || weights == Dtype::kI8) {
     return Refused("the number of rows decides the bits of products by F16 and by I8");
   }
-  if (ProductsOf(plan, matmul, output) > kMostFusedMatrices) {
-    return Refused("it has too many matrices");
-  }
+  // Rows beside a matrix are apart behind other dimensions.
+  const Shape out = TileShape(plan.mesh, plan.values[output]);
+  int64_t groups = 1;
+  for (size_t dim = 0; dim < *split.dims[split.dim].out; ++dim)
+    groups = ProductOf(groups, out[dim]);
+  const int64_t matrices =
+      std::max(ProductsOf(plan, matmul, output), split.is_columns() ? 1 : groups);
+  if (matrices > kMostFusedMatrices) return Refused("it has too many matrices");
   const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
   const int64_t n = rhs[rhs.size() - (matmul.transpose_rhs ? 2 : 1)];
   const int64_t k = rhs[rhs.size() - (matmul.transpose_rhs ? 1 : 2)];
