@@ -68,8 +68,8 @@ absl::Status CheckSizes(const Plan& plan, const LocalMatmul& matmul, const Split
   // Rows beside a matrix are apart behind other dimensions.
   const Shape out = TileShape(plan.mesh, plan.values[output]);
   int64_t groups = 1;
-  for (size_t dim = 0; dim < *split.dims[split.dim].out; ++dim)
-    groups = ProductOf(groups, out[dim]);
+  const size_t split_dim = *split.dims[split.dim].out;
+  for (size_t dim = 0; dim < split_dim; ++dim) groups = ProductOf(groups, out[dim]);
   const int64_t matrices =
       std::max(ProductsOf(plan, matmul, output), split.is_columns() ? 1 : groups);
   if (matrices > kMostFusedMatrices) return Refused("it has too many matrices");
