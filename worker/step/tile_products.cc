@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "program/value_layout.h"
@@ -64,8 +63,12 @@ struct PlaceExtent {
 };
 
 PlaceExtent ExtentAt(const SplitProduct& split, int64_t place) {
-  const auto at = split.extents.begin() + place;
-  return {std::accumulate(split.extents.begin(), at, int64_t{0}), *at};
+  PlaceExtent at;
+  for (int64_t before = 0; before < place; ++before) {
+    AddTo(at.first, split.extents[static_cast<size_t>(before)]);
+  }
+  at.extent = split.extents[static_cast<size_t>(place)];
+  return at;
 }
 
 // Returns the extent that a place has along batch dimension `dim`.
