@@ -462,7 +462,7 @@ TEST_P(StepExecutorTest, FusedColumnsAndBatchesHaveTheBitsOfThePlainPlan) {
        SpecOf({"x", ""}),
        {gather(1, 0), LinearOp{.input = 0, .weight = 2}},
        {{0, 200, 200, 201, 512}, {}}},
-      {{300, 1024},
+      {{120, 1024},
        {1024, 2048},
        whole,
        SpecOf({"", "x"}),
