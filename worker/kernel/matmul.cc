@@ -773,8 +773,8 @@ bool MatmulKernel::KeepsBitsOfRows(Dtype dtype) const {
 }
 
 bool MatmulKernel::KeepsBitsOfParts(Dtype dtype) const {
-  const bool has_amx = dtype == Dtype::kBF16 && !IsWidened(dtype) &&
-                       MayUse(dnnl::cpu_isa::avx512_core_amx);
+  const bool has_amx =
+      dtype == Dtype::kBF16 && !IsWidened(dtype) && MayUse(dnnl::cpu_isa::avx512_core_amx);
   return KeepsBitsOfRows(dtype) && !has_amx;
 }
 

@@ -287,13 +287,12 @@ TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
     }
     return PartitionSpec(std::move(entries));
   };
-  const PlanTarget target = {.mesh_id = "default",
-                             .mesh_revision = 1,
-                             .mesh = *Mesh::Parse("tp=4"),
-                             .links = {.seconds_per_byte = 1e-3},
-                             .kernels = {.flops_per_second = 2e4,
-                                         .may_overlap = true,
-                                         .may_overlap_parts = true}};
+  const PlanTarget target = {
+      .mesh_id = "default",
+      .mesh_revision = 1,
+      .mesh = *Mesh::Parse("tp=4"),
+      .links = {.seconds_per_byte = 1e-3},
+      .kernels = {.flops_per_second = 2e4, .may_overlap = true, .may_overlap_parts = true}};
   const MatmulOp matmul = {.lhs = 0, .rhs = 1};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const Plan gather, PlanProgram(Program{.operand_count = 2, .ops = {matmul}, .outputs = {2}},

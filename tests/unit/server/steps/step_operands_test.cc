@@ -195,15 +195,14 @@ TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
                                  .dimension = gathers_rhs ? 1 : 0};
     const MatmulOp matmul =
         gathers_rhs ? MatmulOp{.lhs = 0, .rhs = 2} : MatmulOp{.lhs = 2, .rhs = 1};
-    return *PlanProgram(
-        Program{.operand_count = 2, .ops = {gather, matmul}, .outputs = {3}},
-        {value({4096, 4096}, by_rows), value({4096, 4096}, by_columns)},
-        {.mesh_id = "m",
-         .mesh_revision = 1,
-         .mesh = *Mesh::Parse("tp=2"),
-         .kernels = {.flops_per_second = 5e12,
-                     .may_overlap = may_overlap,
-                     .may_overlap_parts = may_overlap}});
+    return *PlanProgram(Program{.operand_count = 2, .ops = {gather, matmul}, .outputs = {3}},
+                        {value({4096, 4096}, by_rows), value({4096, 4096}, by_columns)},
+                        {.mesh_id = "m",
+                         .mesh_revision = 1,
+                         .mesh = *Mesh::Parse("tp=2"),
+                         .kernels = {.flops_per_second = 5e12,
+                                     .may_overlap = may_overlap,
+                                     .may_overlap_parts = may_overlap}});
   };
   const Plan fused = plan_with(true);
   ASSERT_TRUE(OverlapsExchanges(fused));
