@@ -200,6 +200,7 @@ TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
                         {.mesh_id = "m",
                          .mesh_revision = 1,
                          .mesh = *Mesh::Parse("tp=2"),
+                         .links = {.seconds_per_byte = 1e-9},
                          .kernels = {.flops_per_second = 5e12,
                                      .may_overlap = may_overlap,
                                      .may_overlap_parts = may_overlap}});
