@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """K4: an exchange and a product in one step of 2 workers, beside the longer of the two alone.
 
-all-gather -> product: the rows of the input are partitioned, the weight over its rows. product -> reduce-scatter: each worker
+all-gather -> product: the rows of the input are partitioned, the weight over its rows. all-gather -> product by columns: the
+input is replicated, and the rows of the weight, columns of the result, are partitioned. product -> reduce-scatter: each worker
 multiplies its own operands, and the rows of the result are scattered. Times are those of steps, from admission to commit.
 Where one of the two alone takes less than 2 ms, nothing is judged. A row says whether the plan has fused instructions.
 As root, all runs in a network of its own. Prints one JSON object a line.
@@ -25,6 +26,7 @@ TARGET = 1.1
 LEAST_MS = 2
 # Rows, in, out.
 GATHERS = [("F32", 4096, 4096, 128), ("F32", 4096, 4096, 512), ("BF16", 4096, 4096, 256)]
+COLUMNS = [("F32", 256, 4096, 4096), ("BF16", 512, 4096, 4096)]
 SCATTERS = [("F32", 4096, 64, 4096), ("F32", 4096, 256, 4096), ("BF16", 4096, 128, 4096)]
 
 
@@ -61,6 +63,10 @@ def main():
                 sizes = f"{dtype} {rows} {width} {out}"
                 report_pair(f"K4-gather-{transport}", f"all-gather -> product, {sizes}, {RANKS} workers, {transport}",
                             *measure(ours, arguments.rounds, [f"gather-product {sizes}", f"product {sizes}", f"gather {sizes}"]))
+            for dtype, rows, width, out in COLUMNS:
+                sizes = f"{dtype} {rows} {width} {out}"
+                report_pair(f"K4-columns-{transport}", f"all-gather -> product by columns, {sizes}, {RANKS} workers, {transport}",
+                            *measure(ours, arguments.rounds, [f"gather-columns {sizes}", f"local {sizes}", f"gather {dtype} {out} {width} 1"]))
             for dtype, rows, width, out in SCATTERS:
                 sizes = f"{dtype} {rows} {width} {out}"
                 report_pair(f"K4-scatter-{transport}", f"product -> reduce-scatter, {sizes}, {RANKS} workers, {transport}",

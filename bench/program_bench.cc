@@ -15,6 +15,7 @@
 //   mlp DTYPE ROWS RUNS                  linear 4096 -> 11008, silu, linear 11008 -> 4096, all-reduce
 //   gather-product DTYPE ROWS IN OUT RUNS    as "product", after an all-gather of the rows of the input
 //   gather DTYPE ROWS IN OUT RUNS            the all-gather of that input alone
+//   gather-columns DTYPE ROWS IN OUT RUNS    as "local", after an all-gather of the rows of the weight, columns of y
 //   local DTYPE ROWS IN OUT RUNS             a product of replicated operands: each device computes all of it
 //   product-scatter DTYPE ROWS IN OUT RUNS   as "local", and then a reduce-scatter of the rows of the result
 //   scatter DTYPE ROWS IN OUT RUNS           the reduce-scatter of that result alone
@@ -268,18 +269,20 @@ class ProgramBench {
                  runs);
     }
     const bool is_partitioned = verb == "product" || verb == "gather-product";
-    if (!is_partitioned && verb != "product-scatter" && verb != "local") {
+    const bool gathers_weight = verb == "gather-columns";
+    if (!is_partitioned && !gathers_weight && verb != "product-scatter" && verb != "local") {
       OrExit(absl::InvalidArgumentError(StrCat("a line begins with \"", verb, "\"")));
     }
     const bool gathers = verb == "gather-product";
     const GraphValue x = builder.Parameter("x", dtype, input_shape);
     const GraphValue w = builder.Parameter("w", dtype, weight_shape);
     // A collective of its own leaves the planner no choice of another layout.
-    const GraphValue y = builder.Linear(gathers ? builder.AllGather(x, {"tp"}, 0) : x, w);
+    const GraphValue y = builder.Linear(gathers ? builder.AllGather(x, {"tp"}, 0) : x,
+                                        gathers_weight ? builder.AllGather(w, {"tp"}, 0) : w);
     builder.Output("y", verb == "product-scatter" ? builder.ReduceScatter(y, {"tp"}, 0) : y);
     return Run(builder,
                {input(gathers ? OverRows() : PartitionSpec()),
-                weight(is_partitioned ? OverRows() : PartitionSpec())},
+                weight(is_partitioned || gathers_weight ? OverRows() : PartitionSpec())},
                runs);
   }
 

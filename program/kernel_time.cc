@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <iterator>
 #include <variant>
 
+#include "program/product_layout.h"
 #include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "sharding/shape.h"
@@ -121,38 +123,106 @@ bool IsPackedEachTime(const Plan& plan, const LocalMatmul& matmul) {
   return matmul.rhs >= plan.operand_count || !is_matrix;
 }
 
+// Returns the number of products that a device computes, by the shapes of its tiles.
+int64_t ProductsOf(const Shape& rhs, const Shape& out, bool transpose_lhs) {
+  const bool is_batch =
+      std::any_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent != 1; });
+  if (!is_batch && !transpose_lhs) return 1;
+  int64_t products = 1;
+  for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
+  return products;
+}
+
 // The tiles of a product, which a device computes as `products` products of matrices.
 struct DeviceProduct {
   const LocalMatmul& matmul;
   const ValueDescriptor& lhs;
+  const ValueDescriptor& rhs;
   const ValueDescriptor& out;
   double products = 1;
-  double rhs_reads = 1;  // how often the products read the right operand's tile
+  // How often the products read and write the tiles.
+  double lhs_reads = 1;
+  double rhs_reads = 1;
+  double out_writes = 1;
+  double columns_apart = 1;  // into how many products the columns are divided
+  bool gathers_rhs = false;  // so that it cannot be kept packed
 };
 
 double ProductSeconds(const Plan& plan, const DeviceProduct& product, const KernelRates& rates) {
   const LocalMatmul& matmul = product.matmul;
-  const ValueDescriptor& rhs = plan.values[matmul.rhs];
   const Shape lhs_tile = TileShape(plan.mesh, product.lhs);
-  const Shape rhs_tile = TileShape(plan.mesh, rhs);
+  const Shape rhs_tile = TileShape(plan.mesh, product.rhs);
   const auto contracted =
       static_cast<double>(lhs_tile[lhs_tile.size() - (matmul.transpose_lhs ? 2 : 1)]);
   const auto columns =
-      static_cast<double>(rhs_tile[rhs_tile.size() - (matmul.transpose_rhs ? 2 : 1)]);
+      static_cast<double>(rhs_tile[rhs_tile.size() - (matmul.transpose_rhs ? 2 : 1)]) /
+      product.columns_apart;
   const double elements = ElementsOfTile(plan, product.out);
   const double starts = ProductStartOf(rates) * product.products;
   if (elements == 0) return starts;
   const double rows = elements / (columns * product.products);  // of each product
   const double compute = product.products * contracted * columns *
-                         SecondsOfWeight(KindOf(product.lhs.dtype, rhs.dtype), rows, rates);
-  const double bytes = BytesOfTile(plan, product.lhs) + BytesOfTile(plan, product.out) +
-                       product.rhs_reads * BytesOfTile(plan, rhs);
+                         SecondsOfWeight(KindOf(product.lhs.dtype, product.rhs.dtype), rows, rates);
+  const double bytes = product.lhs_reads * BytesOfTile(plan, product.lhs) +
+                       product.rhs_reads * BytesOfTile(plan, product.rhs) +
+                       product.out_writes * BytesOfTile(plan, product.out);
   double seconds = std::max(compute, bytes * ReadByteOf(rates)) + starts;
-  if (IsPackedEachTime(plan, matmul)) {
-    seconds += product.rhs_reads * BytesOfTile(plan, rhs) * rates.costs.Of(KernelCost::kPlainByte);
+  if (product.gathers_rhs || IsPackedEachTime(plan, matmul)) {
+    seconds +=
+        product.rhs_reads * BytesOfTile(plan, product.rhs) * rates.costs.Of(KernelCost::kPlainByte);
   }
   seconds += elements * ElementSecondsOf(matmul.activation, rates);
   return seconds;
+}
+
+// A product that a device computes part by part, for or from each place of a group along `axes`.
+struct ProductInParts {
+  const LocalMatmul& matmul;
+  const ValueDescriptor& lhs;
+  const ValueDescriptor& rhs;
+  const ValueDescriptor& out;
+  ProductSide side;   // the tensor that has the parts
+  int64_t dimension;  // of this tensor
+  const Axes& axes;
+};
+
+double FusedProductSeconds(const Plan& plan, const ProductInParts& product,
+                           const KernelRates& rates) {
+  const LocalMatmul& matmul = product.matmul;
+  const auto parts = static_cast<double>(AxesSize(plan.mesh, product.axes));
+  const Shape lhs = TileShape(plan.mesh, product.lhs);
+  const Shape rhs = TileShape(plan.mesh, product.rhs);
+  const Shape out = TileShape(plan.mesh, product.out);
+  const bool is_out = product.side == ProductSide::kOut;
+  const Shape& split = is_out ? out : product.side == ProductSide::kLhs ? lhs : rhs;
+  const int64_t from_end = std::ssize(split) - product.dimension;
+  // A transposed right operand has its columns before K.
+  const bool is_columns = product.side == ProductSide::kRhs
+                              ? from_end == (matmul.transpose_rhs ? 2 : 1)
+                              : is_out && from_end == 1;
+  const bool is_one_rhs =
+      std::all_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent == 1; });
+  const bool keeps_matrices = from_end > 2 && !(is_one_rhs && !matmul.transpose_lhs);
+  DeviceProduct whole = {
+      .matmul = matmul, .lhs = product.lhs, .rhs = product.rhs, .out = product.out};
+  if (is_columns) {
+    whole.lhs_reads = parts;
+    if (!is_out) whole.out_writes += 2;
+    if (is_out && !matmul.transpose_rhs) whole.rhs_reads += 2;
+  } else if (!keeps_matrices) {
+    whole.rhs_reads = parts;
+  }
+  int64_t products = ProductsOf(rhs, out, matmul.transpose_lhs);
+  if (!is_columns && is_one_rhs && !matmul.transpose_lhs) {
+    // The rows of a place follow one another only behind the dimensions before.
+    for (int64_t dim = 0; dim < product.dimension; ++dim) {
+      products = ProductOf(products, split[static_cast<size_t>(dim)]);
+    }
+  }
+  whole.products = static_cast<double>(products) * (keeps_matrices ? 1 : parts);
+  if (is_columns) whole.columns_apart = parts;
+  whole.gathers_rhs = product.side == ProductSide::kRhs;
+  return ProductSeconds(plan, whole, rates);
 }
 
 double AttentionSeconds(const Plan& plan, const AttentionOp& op, double bytes, ValueIndex output,
@@ -205,14 +275,8 @@ double ComputeSeconds(const Plan& plan, const TensorOp& op, ValueIndex output,
 }  // namespace
 
 int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output) {
-  const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
-  const Shape out = TileShape(plan.mesh, plan.values[output]);
-  const bool is_batch =
-      std::any_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent != 1; });
-  if (!is_batch && !matmul.transpose_lhs) return 1;
-  int64_t products = 1;
-  for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
-  return products;
+  return ProductsOf(TileShape(plan.mesh, plan.values[matmul.rhs]),
+                    TileShape(plan.mesh, plan.values[output]), matmul.transpose_lhs);
 }
 
 int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output) {
@@ -250,6 +314,7 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
       return ProductSeconds(plan,
                             {.matmul = matmul,
                              .lhs = plan.values[matmul.lhs],
+                             .rhs = plan.values[matmul.rhs],
                              .out = plan.values[output],
                              .products = static_cast<double>(ProductsOf(plan, matmul, output))},
                             rates);
@@ -273,11 +338,29 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
     double operator()(const GroupCollective& /*collective*/) const { return 0; }
     double operator()(const MoveRegions& /*move*/) const { return 0; }
     double operator()(const GatherMatmul& fused) const {
-      return FusedSeconds(fused.matmul, fused.gathered, plan.values[output], fused.gather.axes);
+      const LocalMatmul& matmul = fused.matmul;
+      return FusedProductSeconds(
+          plan,
+          {.matmul = matmul,
+           .lhs = fused.gathers_rhs ? plan.values[matmul.lhs] : fused.gathered,
+           .rhs = fused.gathers_rhs ? fused.gathered : plan.values[matmul.rhs],
+           .out = plan.values[output],
+           .side = fused.gathers_rhs ? ProductSide::kRhs : ProductSide::kLhs,
+           .dimension = fused.gather.dimension,
+           .axes = fused.gather.axes},
+          rates);
     }
     double operator()(const MatmulScatter& fused) const {
-      return FusedSeconds(fused.matmul, plan.values[fused.matmul.lhs], fused.product,
-                          fused.scatter.axes);
+      const LocalMatmul& matmul = fused.matmul;
+      return FusedProductSeconds(plan,
+                                 {.matmul = matmul,
+                                  .lhs = plan.values[matmul.lhs],
+                                  .rhs = plan.values[matmul.rhs],
+                                  .out = fused.product,
+                                  .side = ProductSide::kOut,
+                                  .dimension = fused.scatter.dimension,
+                                  .axes = fused.scatter.axes},
+                                 rates);
     }
     double operator()(const FusedCompute& fused) const {
       const double count = ElementsOfTile(plan, plan.values[output]);
@@ -293,15 +376,6 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
 
     double CopySeconds(ValueIndex copied) const {
       return 2 * BytesOfTile(plan, copied) * StreamedByteOf(rates);
-    }
-    // A product that a device computes in as many products of rows as a group along `axes` has
-    // places.
-    double FusedSeconds(const LocalMatmul& matmul, const ValueDescriptor& lhs,
-                        const ValueDescriptor& out, const Axes& axes) const {
-      const auto parts = static_cast<double>(AxesSize(plan.mesh, axes));
-      return ProductSeconds(
-          plan, {.matmul = matmul, .lhs = lhs, .out = out, .products = parts, .rhs_reads = parts},
-          rates);
     }
   };
   return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
@@ -340,7 +414,8 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   };
   const auto of_a = other_costs(a);
   const auto of_b = other_costs(b);
-  return a.may_overlap == b.may_overlap && a.may_fuse_ops == b.may_fuse_ops && products_are_alike &&
+  return a.may_overlap == b.may_overlap && a.may_overlap_parts == b.may_overlap_parts &&
+         a.may_fuse_ops == b.may_fuse_ops && products_are_alike &&
          std::equal(of_a.begin(), of_a.end(), of_b.begin(), are_alike);
 }
 

@@ -41,9 +41,12 @@ int64_t SeenPairs(int64_t queries, int64_t rows, bool has_positions);
 // clang-format on
 //
 // Lookups and slices read only what they copy. An update of rows writes only these rows, as in the
-// memory of a state operand. A FusedCompute reads each input once, and writes only its output. A
-// fused exchange (fuse/fuse_exchanges.h) computes one product for each place, each of which reads
-// all of the right operand.
+// memory of a state operand. A FusedCompute reads each input once, and writes only its output.
+//
+// A fused exchange (fuse/fuse_exchanges.h) computes the products of each place. Those of rows read
+// all of the right operand each time, and those of columns all of the left one. Blocks of columns
+// are copied: of a gathered operand's result, and of a right operand whose columns are apart. Along
+// a batch dimension, each matrix is read once.
 //
 // Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);

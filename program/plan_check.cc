@@ -140,8 +140,10 @@ class InstructionChecker {
   static absl::Status CheckInputs(const Instruction& instruction) {
     const auto* const gather = std::get_if<GatherMatmul>(&instruction.kind);
     const auto* const scatter = std::get_if<MatmulScatter>(&instruction.kind);
-    const bool fits = (gather == nullptr || gather->gather.input == gather->matmul.lhs) &&
-                      (scatter == nullptr || scatter->scatter.input == scatter->matmul.lhs);
+    const bool fits =
+        (gather == nullptr ||
+         gather->gather.input == (gather->gathers_rhs ? gather->matmul.rhs : gather->matmul.lhs)) &&
+        (scatter == nullptr || scatter->scatter.input == scatter->matmul.lhs);
     return fits ? absl::OkStatus() : Misfit("exchange and product name different inputs");
   }
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {

@@ -106,6 +106,13 @@ absl::StatusOr<ProductDims> ProductDimsOf(const Shape& lhs, bool transpose_lhs, 
   return dims;
 }
 
+std::optional<size_t> ProductDimOf(const ProductDims& dims, ProductSide side, size_t dimension) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i].On(side) == dimension) return i;
+  }
+  return std::nullopt;
+}
+
 Shape OutputShapeOf(const ProductDims& dims) {
   Shape shape;
   for (const ProductDim& dim : dims) {

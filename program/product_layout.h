@@ -58,6 +58,10 @@ Shape OutputShapeOf(const ProductDims& dims);
 // Returns the name of a dimension: "M", "N", "K" or, for example, "batch 0".
 std::string ProductDimName(const ProductDims& dims, size_t dim);
 
+// Returns the number of the product's dimension that is dimension `dimension` of a tensor; nullopt
+// if the tensor lacks the dimension, or is broadcast along it.
+std::optional<size_t> ProductDimOf(const ProductDims& dims, ProductSide side, size_t dimension);
+
 // The parts of one dimension of a product.
 struct DimParts {
   Axes axes = {};         // major to minor

@@ -90,18 +90,19 @@ struct LocalCompute {
 using GroupCollective = CollectiveOp;
 
 // An all-gather, and the product of what it gathers, as one instruction: each device multiplies the
-// rows of a place once they have arrived. The result has the bits of the two instructions one after
+// part of a place once it has arrived. The result has the bits of the two instructions one after
 // the other. fuse/fuse_exchanges.h says which pairs can be one instruction.
 struct GatherMatmul {
   GroupCollective gather = {};
-  ValueDescriptor gathered = {};  // the result of `gather`, and the left operand of the product
-  LocalMatmul matmul = {};        // its `lhs` is gather.input: `gathered` is no value of the plan
+  ValueDescriptor gathered = {};  // the result of `gather`, and an operand of the product
+  LocalMatmul matmul = {};   // this operand is gather.input: `gathered` is no value of the plan
+  bool gathers_rhs = false;  // `gathered` is the right operand of the product, not the left one
 
   friend bool operator==(const GatherMatmul&, const GatherMatmul&) = default;
 };
 
-// A product, and the reduce-scatter of it, as one instruction: each device sends the rows for a
-// place once it has multiplied them. The result has the bits of the two instructions one after the
+// A product, and the reduce-scatter of it, as one instruction: each device sends the part for a
+// place once it has computed it. The result has the bits of the two instructions one after the
 // other. fuse/fuse_exchanges.h says which pairs can be one instruction.
 struct MatmulScatter {
   LocalMatmul matmul = {};
@@ -214,9 +215,12 @@ struct KernelRates {
   double seconds_per_product = 2e-6;  // to start one matrix product, where `costs` has no cost
   KernelCosts costs = {};             // 0 if no worker has measured it
   bool is_measured = false;           // if false, all rates are the defaults
-  // Whether all devices run GatherMatmul and MatmulScatter (FuseExchanges): all workers of the mesh
+  // Whether all devices run fused instructions of rows (FuseExchanges): all workers of the mesh
   // have the feature kOverlapFeature (rpc/contract.h).
   bool may_overlap = false;
+  // Whether they run GatherMatmul and MatmulScatter of all other kinds too: all workers have the
+  // feature kOverlapPartsFeature. Counts only if may_overlap is true.
+  bool may_overlap_parts = false;
   // Whether all devices run FusedCompute: all workers of the mesh have the feature
   // kFusedComputeFeature (rpc/contract.h).
   bool may_fuse_ops = false;

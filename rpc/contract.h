@@ -125,6 +125,11 @@ inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
 // and whose kernel gives these the bits of the separate instructions.
 inline constexpr std::string_view kOverlapFeature = "overlapped_exchanges";
 
+// The feature in Hello.features of a worker that has kOverlapFeature, and also runs a GatherMatmul
+// and a MatmulScatter along columns, along batch dimensions, of a transposed left operand, and of a
+// gathered right one.
+inline constexpr std::string_view kOverlapPartsFeature = "overlapped_parts";
+
 // The feature in Hello.features of a worker that runs the plan's FusedCompute.
 inline constexpr std::string_view kFusedComputeFeature = "fused_compute";
 

@@ -290,6 +290,8 @@ class WorkerServer::Impl {
                     .kernels = MeasureKernels(&kernel_, WorkersOnOwnCores(options_.part)),
                     .overlaps_exchanges = kernel_.KeepsBitsOfRows(Dtype::kF32) &&
                                           kernel_.KeepsBitsOfRows(Dtype::kBF16),
+                    .overlaps_parts = kernel_.KeepsBitsOfParts(Dtype::kF32) &&
+                                      kernel_.KeepsBitsOfParts(Dtype::kBF16),
                     .data_dir = options_.data_dir,
                     .clock = &clock_,
                     .store = store_.get(),

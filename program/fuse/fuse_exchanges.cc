@@ -12,6 +12,7 @@
 #include "program/fuse/replace_instructions.h"
 #include "program/kernel_time.h"
 #include "program/plan_forecast.h"
+#include "program/product_layout.h"
 #include "program/value_layout.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -20,39 +21,107 @@
 namespace shardmesh {
 namespace {
 
-// Returns OK if the parts of the exchange are rows of the product that follow one another in each
-// tile. `whole` is the operand or the result of the product that the exchange joins or splits.
-absl::Status CheckParts(const Plan& plan, const GroupCollective& op, const LocalMatmul& matmul,
-                        const ValueDescriptor& whole) {
-  const auto refuse = [](std::string_view why) {
-    return InvalidArgument(Reason::kShapeMismatch,
-                           StrCat("an exchange and a product are no one instruction: ", why));
-  };
-  if (op.algorithm != CollectiveAlgorithm::kPairwise) return refuse("it is not pairwise");
-  if (matmul.transpose_lhs) return refuse("the left operand is transposed");
-  const Dtype weights = plan.values[matmul.rhs].dtype;
-  if (weights == Dtype::kF16 || weights == Dtype::kI8) {
-    return refuse("the number of rows decides the bits of products by F16 and by I8");
-  }
-  if (plan.values[matmul.rhs].shape.size() != 2) return refuse("the right operand is no matrix");
-  const Shape tile = TileShape(plan.mesh, whole);
-  const auto dim = static_cast<size_t>(op.dimension);
-  if (dim + 1 >= tile.size()) return refuse("its parts are no rows");
-  const bool is_contiguous = std::all_of(tile.begin(), tile.begin() + op.dimension,
-                                         [](int64_t extent) { return extent <= 1; });
-  return is_contiguous ? absl::OkStatus() : refuse("the rows of its parts are apart");
+absl::Status Refused(std::string_view why) {
+  return InvalidArgument(Reason::kShapeMismatch,
+                         StrCat("an exchange and a product are no one instruction: ", why));
 }
 
-absl::Status CheckPair(const Plan& plan, const GroupCollective& gather, const LocalMatmul& matmul,
-                       const ValueDescriptor& gathered) {
+ValueIndex IndexOf(const LocalMatmul& matmul, ProductSide side, ValueIndex output) {
+  return side == ProductSide::kLhs ? matmul.lhs : side == ProductSide::kRhs ? matmul.rhs : output;
+}
+
+// A product, and the dimension of the result along which an exchange splits it.
+struct SplitDim {
+  ProductDims dims;
+  size_t dim = 0;  // in `dims`
+
+  bool is_columns() const { return dim + 2 == dims.size(); }
+};
+
+// Returns the dimension of the product that is dimension `dimension` of one of its tensors; an
+// error if it is not one of the result.
+absl::StatusOr<SplitDim> SplitDimOf(const Plan& plan, const LocalMatmul& matmul, ProductSide side,
+                                    int64_t dimension) {
+  SHARDMESH_ASSIGN_OR_RETURN(ProductDims dims,
+                             ProductDimsOf(plan.values[matmul.lhs].shape, matmul.transpose_lhs,
+                                           plan.values[matmul.rhs].shape, matmul.transpose_rhs));
+  const auto dim =
+      dimension < 0 ? std::nullopt : ProductDimOf(dims, side, static_cast<size_t>(dimension));
+  if (!dim.has_value()) return Refused("the product has no such dimension");
+  if (!dims[*dim].out.has_value()) return Refused("parts of K would change the order of sums");
+  return SplitDim{.dims = std::move(dims), .dim = *dim};
+}
+
+// Returns whether each matrix of the product lies in one place, so that no sizes change: the
+// dimension is one of batches of a right operand that is no matrix, or of a transposed left one.
+bool KeepsMatrices(const Plan& plan, const LocalMatmul& matmul, const SplitDim& split) {
+  return split.dim + 3 < split.dims.size() &&
+         (matmul.transpose_lhs || plan.values[matmul.rhs].shape.size() > 2);
+}
+
+// Returns OK if the kernel computes the elements of parts of the product as those of the whole.
+absl::Status CheckSizes(const Plan& plan, const LocalMatmul& matmul, const SplitDim& split,
+                        ValueIndex output) {
+  const Dtype weights = plan.values[matmul.rhs].dtype;
+  if (weights == Dtype::kF16 || weights == Dtype::kI8) {
+    return Refused("the number of rows decides the bits of products by F16 and by I8");
+  }
+  // Rows beside a matrix are apart behind other dimensions.
+  const Shape out = TileShape(plan.mesh, plan.values[output]);
+  int64_t groups = 1;
+  const size_t split_dim = *split.dims[split.dim].out;
+  for (size_t dim = 0; dim < split_dim; ++dim) groups = ProductOf(groups, out[dim]);
+  const int64_t matrices =
+      std::max(ProductsOf(plan, matmul, output), split.is_columns() ? 1 : groups);
+  if (matrices > kMostFusedMatrices) return Refused("it has too many matrices");
+  const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
+  const int64_t n = rhs[rhs.size() - (matmul.transpose_rhs ? 2 : 1)];
+  const int64_t k = rhs[rhs.size() - (matmul.transpose_rhs ? 1 : 2)];
+  if (ProductOf(n, k) > kMostPanelElements) return Refused("the right matrix is too large");
+  if (!matmul.transpose_lhs || KeepsMatrices(plan, matmul, split)) return absl::OkStatus();
+  const int64_t m = TileShape(plan.mesh, plan.values[matmul.lhs]).back();
+  int64_t row_elements = k;
+  AddTo(row_elements, n);
+  const bool is_small = k <= kMostTransposedK &&
+                        ProductOf(m, ProductOf(n, k)) <= kMostTransposedProducts &&
+                        ProductOf(m, row_elements) <= kMostPanelElements;
+  return is_small ? absl::OkStatus()
+                  : Refused("the left operand is transposed, and the product is too large");
+}
+
+// Returns whether the fused instruction is one of rows that follow one another in each tile.
+bool IsOfRows(const Plan& plan, const LocalMatmul& matmul, ProductSide side, int64_t dimension,
+              const ValueDescriptor& whole) {
+  const Shape tile = TileShape(plan.mesh, whole);
+  return side != ProductSide::kRhs && !matmul.transpose_lhs &&
+         plan.values[matmul.rhs].shape.size() == 2 &&
+         static_cast<size_t>(dimension) + 1 < tile.size() &&
+         std::all_of(tile.begin(), tile.begin() + dimension,
+                     [](int64_t extent) { return extent <= 1; });
+}
+
+// Returns OK if the exchange joins or splits a dimension of the result, in parts that the kernel
+// computes as the whole. `side` is the tensor of the product that it joins or splits, and `output`
+// the product's result.
+absl::Status CheckParts(const Plan& plan, const GroupCollective& op, const LocalMatmul& matmul,
+                        ProductSide side, ValueIndex output) {
+  if (op.algorithm != CollectiveAlgorithm::kPairwise) return Refused("it is not pairwise");
+  SHARDMESH_ASSIGN_OR_RETURN(const SplitDim split, SplitDimOf(plan, matmul, side, op.dimension));
+  return CheckSizes(plan, matmul, split, output);
+}
+
+// Checks an all-gather that makes one operand of the product.
+absl::Status CheckGather(const Plan& plan, const GroupCollective& gather, const LocalMatmul& matmul,
+                         ProductSide side, ValueIndex output) {
   if (gather.kind != CollectiveKind::kAllGather) {
     return InvalidArgument(Reason::kShapeMismatch, "the exchange is no all-gather");
   }
-  return CheckParts(plan, gather, matmul, gathered);
+  return CheckParts(plan, gather, matmul, side, output);
 }
 
-absl::Status CheckPair(const Plan& plan, const LocalMatmul& matmul, const GroupCollective& scatter,
-                       const ValueDescriptor& product) {
+// Checks a reduce-scatter of the product's result, which is `output`.
+absl::Status CheckScatter(const Plan& plan, const LocalMatmul& matmul,
+                          const GroupCollective& scatter, ValueIndex output) {
   if (scatter.kind != CollectiveKind::kReduceScatter || scatter.reduction != Reduction::kSum) {
     return InvalidArgument(Reason::kShapeMismatch, "the exchange is no reduce-scatter of sums");
   }
@@ -60,7 +129,26 @@ absl::Status CheckPair(const Plan& plan, const LocalMatmul& matmul, const GroupC
     return InvalidArgument(Reason::kShapeMismatch,
                            "the product has a bias or an activation before its sum");
   }
-  return CheckParts(plan, scatter, matmul, product);
+  return CheckParts(plan, scatter, matmul, ProductSide::kOut, output);
+}
+
+// The two instructions of a fused one as a plan, and the side of the product that is exchanged.
+struct PlainPair {
+  const GroupCollective& exchange;
+  const LocalMatmul& matmul;
+  ProductSide side;
+  ValueIndex product;  // the result of the product
+};
+
+PlainPair PlainPairOf(const Plan& pair) {
+  const Instruction& first = pair.instructions.front();
+  const Instruction& second = pair.instructions.back();
+  if (const auto* const matmul = std::get_if<LocalMatmul>(&first.kind); matmul != nullptr) {
+    return {std::get<GroupCollective>(second.kind), *matmul, ProductSide::kOut, first.output};
+  }
+  const auto& matmul = std::get<LocalMatmul>(second.kind);
+  return {std::get<GroupCollective>(first.kind), matmul,
+          matmul.rhs == first.output ? ProductSide::kRhs : ProductSide::kLhs, second.output};
 }
 
 // One instruction that can take the place of two.
@@ -88,31 +176,40 @@ class PairFinder {
     for (const StateUpdate& update : plan_.updates) ++reads_[update.value];
   }
 
-  // Returns the pair of an instruction and the exchange before or after it, whichever saves more;
-  // nullopt if neither saves enough, or if the instruction is no product.
+  // Returns the pair of an instruction and an exchange before or after it, whichever saves most;
+  // nullopt if none saves enough, or if the instruction is no product.
   std::optional<FusedPair> PairOf(size_t index) const {
     const auto* const matmul = std::get_if<LocalMatmul>(&plan_.instructions[index].kind);
     if (matmul == nullptr) return std::nullopt;
-    std::optional<FusedPair> best = WithGatherBefore(index, *matmul);
-    std::optional<FusedPair> after = WithScatterAfter(index, *matmul);
+    std::optional<FusedPair> best;
     const auto saved = [](const std::optional<FusedPair>& pair) {
       return pair.has_value() ? pair->saved_seconds : 0;
     };
-    if (saved(after) > saved(best)) best = std::move(after);
-    return saved(best) > 0 ? best : std::nullopt;
+    for (std::optional<FusedPair> pair :
+         {WithGatherBefore(index, *matmul, ProductSide::kLhs),
+          WithGatherBefore(index, *matmul, ProductSide::kRhs), WithScatterAfter(index, *matmul)}) {
+      if (saved(pair) > saved(best)) best = std::move(pair);
+    }
+    return best;
   }
 
  private:
-  std::optional<FusedPair> WithGatherBefore(size_t index, const LocalMatmul& matmul) const {
-    if (matmul.lhs < first_value_ || reads_[matmul.lhs] != 1) return std::nullopt;
-    const size_t maker = matmul.lhs - plan_.operand_count;
+  std::optional<FusedPair> WithGatherBefore(size_t index, const LocalMatmul& matmul,
+                                            ProductSide side) const {
+    const ValueIndex operand = IndexOf(matmul, side, 0);
+    if (operand < first_value_ || reads_[operand] != 1) return std::nullopt;
+    const size_t maker = operand - plan_.operand_count;
     const auto* const gather = std::get_if<GroupCollective>(&plan_.instructions[maker].kind);
-    const ValueDescriptor& gathered = plan_.values[matmul.lhs];
-    if (gather == nullptr || !CheckPair(plan_, *gather, matmul, gathered).ok()) {
+    const ValueIndex output = plan_.instructions[index].output;
+    if (gather == nullptr || !CheckGather(plan_, *gather, matmul, side, output).ok() ||
+        !MayRun(*gather, matmul, side, output)) {
       return std::nullopt;
     }
-    GatherMatmul fused = {.gather = *gather, .gathered = gathered, .matmul = matmul};
-    fused.matmul.lhs = gather->input;
+    GatherMatmul fused = {.gather = *gather,
+                          .gathered = plan_.values[operand],
+                          .matmul = matmul,
+                          .gathers_rhs = side == ProductSide::kRhs};
+    (fused.gathers_rhs ? fused.matmul.rhs : fused.matmul.lhs) = gather->input;
     return Pair(std::move(fused), maker, index,
                 StrCat(plan_.instructions[maker].label, ", multiplied as it arrives"));
   }
@@ -122,14 +219,21 @@ class PairFinder {
     if (reads_[made] != 1 || IsOutput(made)) return std::nullopt;
     const size_t reader = reader_[made];
     const auto* const scatter = std::get_if<GroupCollective>(&plan_.instructions[reader].kind);
-    const ValueDescriptor& product = plan_.values[made];
-    if (scatter == nullptr || !CheckPair(plan_, matmul, *scatter, product).ok()) {
+    if (scatter == nullptr || !CheckScatter(plan_, matmul, *scatter, made).ok() ||
+        !MayRun(*scatter, matmul, ProductSide::kOut, made)) {
       return std::nullopt;
     }
-    MatmulScatter fused = {.matmul = matmul, .product = product, .scatter = *scatter};
+    MatmulScatter fused = {.matmul = matmul, .product = plan_.values[made], .scatter = *scatter};
     fused.scatter.input = matmul.lhs;
     return Pair(std::move(fused), index, reader,
                 StrCat(plan_.instructions[reader].label, ", sent as it is multiplied"));
+  }
+
+  // Returns whether the workers run the fused instruction.
+  bool MayRun(const GroupCollective& op, const LocalMatmul& matmul, ProductSide side,
+              ValueIndex output) const {
+    return kernels_.may_overlap_parts ||
+           IsOfRows(plan_, matmul, side, op.dimension, plan_.values[IndexOf(matmul, side, output)]);
   }
 
   // Returns whether the value is a result of the step: an output, or the content of an operand.
@@ -209,13 +313,14 @@ std::optional<Plan> PlainFormOf(const Plan& plan, const Instruction& instruction
   GroupCollective collective = gather != nullptr ? gather->gather : scatter->scatter;
   const ValueIndex between = pair.operand_count;
   const ValueIndex result = between + 1;
+  const bool gathers_rhs = gather != nullptr && gather->gathers_rhs;
   // The order of InputsOf.
-  matmul.lhs = gather != nullptr ? between : 0;
-  matmul.rhs = 1;
+  matmul.lhs = gather != nullptr && !gathers_rhs ? between : 0;
+  matmul.rhs = gathers_rhs ? between : 1;
   ValueIndex next = 2;
   if (matmul.bias.has_value()) matmul.bias = next++;
   if (matmul.scales.has_value()) matmul.scales = next;
-  collective.input = gather != nullptr ? 0 : between;
+  collective.input = gather == nullptr ? between : gathers_rhs ? 1 : 0;
   pair.values.push_back(gather != nullptr ? gather->gathered : scatter->product);
   pair.values.push_back(plan.values[instruction.output]);
   Instruction product = {.output = 0, .kind = std::move(matmul), .label = instruction.label};
@@ -228,15 +333,22 @@ std::optional<Plan> PlainFormOf(const Plan& plan, const Instruction& instruction
   return pair;
 }
 
-absl::Status CheckFusible(const Plan& pair) {
-  const Instruction& first = pair.instructions.front();
-  const Instruction& second = pair.instructions.back();
-  const ValueDescriptor& between = pair.values[first.output];
-  if (const auto* const matmul = std::get_if<LocalMatmul>(&first.kind); matmul != nullptr) {
-    return CheckPair(pair, *matmul, std::get<GroupCollective>(second.kind), between);
-  }
-  return CheckPair(pair, std::get<GroupCollective>(first.kind), std::get<LocalMatmul>(second.kind),
-                   between);
+absl::Status CheckFusible(const Plan& plan) {
+  const PlainPair pair = PlainPairOf(plan);
+  return pair.side == ProductSide::kOut
+             ? CheckScatter(plan, pair.matmul, pair.exchange, pair.product)
+             : CheckGather(plan, pair.exchange, pair.matmul, pair.side, pair.product);
+}
+
+bool OverlapsParts(const Plan& plan) {
+  return std::any_of(
+      plan.instructions.begin(), plan.instructions.end(), [&plan](const Instruction& instruction) {
+        const std::optional<Plan> plain = PlainFormOf(plan, instruction);
+        if (!plain.has_value()) return false;
+        const PlainPair pair = PlainPairOf(*plain);
+        return !IsOfRows(*plain, pair.matmul, pair.side, pair.exchange.dimension,
+                         plain->values[IndexOf(pair.matmul, pair.side, pair.product)]);
+      });
 }
 
 std::optional<Exchange> ExchangeOf(const Plan& plan, const Instruction& instruction) {
@@ -275,17 +387,34 @@ int64_t RowsAtOnce(int64_t row_bytes) {
 }
 
 int64_t FusedCopiesBytes(const Plan& plan, const Instruction& instruction) {
-  if (const auto* const fused = std::get_if<MatmulScatter>(&instruction.kind); fused != nullptr) {
-    return TileBytes(plan.mesh, fused->product);
+  const std::optional<Plan> plain = PlainFormOf(plan, instruction);
+  if (!plain.has_value()) return 0;
+  const PlainPair pair = PlainPairOf(*plain);
+  const auto bytes_of = [&plain](ValueIndex value) {
+    return TileBytes(plain->mesh, plain->values[value]);
+  };
+  const absl::StatusOr<SplitDim> split =
+      SplitDimOf(*plain, pair.matmul, pair.side, pair.exchange.dimension);
+  const bool is_columns = split.ok() && split->is_columns();
+  if (pair.side == ProductSide::kOut) {
+    int64_t bytes = bytes_of(pair.product);
+    if (is_columns) AddTo(bytes, bytes_of(pair.matmul.rhs));
+    if (pair.matmul.transpose_lhs) AddTo(bytes, bytes_of(pair.matmul.lhs));
+    return bytes;
   }
-  const auto* const fused = std::get_if<GatherMatmul>(&instruction.kind);
-  if (fused == nullptr) return 0;
-  const int64_t row_bytes =
-      BytesOf(TileShape(plan.mesh, fused->gathered).back(), fused->gathered.dtype);
-  if (row_bytes == 0) return 0;
-  const int64_t peers = AxesSize(plan.mesh, fused->gather.axes) - 1;
-  return std::min(ProductOf(peers, ProductOf(RowsAtOnce(row_bytes), row_bytes)),
-                  TileBytes(plan.mesh, fused->gathered));
+  const ValueIndex gathered = IndexOf(pair.matmul, pair.side, pair.product);
+  const bool is_one_by_one =
+      pair.side == ProductSide::kRhs ? pair.matmul.transpose_rhs : !pair.matmul.transpose_lhs;
+  int64_t bytes = bytes_of(gathered);
+  if (is_one_by_one) {
+    const int64_t row_bytes = BytesOf(TileShape(plain->mesh, plain->values[gathered]).back(),
+                                      plain->values[gathered].dtype);
+    const int64_t peers = AxesSize(plain->mesh, pair.exchange.axes) - 1;
+    const int64_t at_once = row_bytes == 0 ? 0 : ProductOf(RowsAtOnce(row_bytes), row_bytes);
+    bytes = std::min(ProductOf(peers, at_once), bytes);
+  }
+  if (is_columns) AddTo(bytes, bytes_of(pair.product));
+  return bytes;
 }
 
 }  // namespace shardmesh

@@ -332,6 +332,7 @@ void EncodeKind(const GatherMatmul& from, internal::v1::Instruction* to) {
   EncodeCollective(from.gather, fused->mutable_gather());
   Encode(from.gathered, fused->mutable_gathered());
   EncodeMatmul(from.matmul, fused->mutable_matmul());
+  fused->set_gathers_rhs(from.gathers_rhs);
 }
 
 void EncodeKind(const MatmulScatter& from, internal::v1::Instruction* to) {
@@ -387,6 +388,7 @@ absl::StatusOr<GatherMatmul> DecodeFused(const internal::v1::GatherMatmul& from)
   SHARDMESH_ASSIGN_OR_RETURN(fused.gather, At("gather", DecodeCollective(from.gather())));
   SHARDMESH_ASSIGN_OR_RETURN(fused.gathered, At("gathered", Decode(from.gathered())));
   SHARDMESH_ASSIGN_OR_RETURN(fused.matmul, At("matmul", DecodeLocalMatmul(from.matmul())));
+  fused.gathers_rhs = from.gathers_rhs();
   return fused;
 }
 

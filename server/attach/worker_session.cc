@@ -297,6 +297,7 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   info.runs_tensor_ops = HasFeature(rpc::kTensorOpsFeature);
   info.multiplies_short_types = HasFeature(rpc::kShortProductsFeature);
   info.overlaps_exchanges = HasFeature(rpc::kOverlapFeature);
+  info.overlaps_parts = HasFeature(rpc::kOverlapPartsFeature);
   info.runs_fused_ops = HasFeature(rpc::kFusedComputeFeature);
   const absl::StatusOr<uint64_t> attachment = streams_->membership().Attach(std::move(info));
   if (!attachment.ok()) {

@@ -66,6 +66,7 @@ struct WorkerInfo {
   bool runs_tensor_ops = false;         // runs plans with LocalCompute and with updates
   bool multiplies_short_types = false;  // runs plans for which MultipliesShortTypes is true
   bool overlaps_exchanges = false;      // runs plans for which OverlapsExchanges is true
+  bool overlaps_parts = false;          // runs plans for which OverlapsParts is true
   bool runs_fused_ops = false;          // runs plans for which HasFusedOps is true
 };
 

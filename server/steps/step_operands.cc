@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "absl/container/flat_hash_map.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/steps/auxiliary_mesh.h"
@@ -74,10 +75,12 @@ std::optional<size_t> FirstRankWithout(bool WorkerInfo::*ability, const Membersh
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
   rates.may_overlap = !mesh.identities.empty();
+  rates.may_overlap_parts = rates.may_overlap;
   rates.may_fuse_ops = rates.may_overlap;
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
     if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
+    if (worker == nullptr || !worker->info.overlaps_parts) rates.may_overlap_parts = false;
     if (worker == nullptr || !worker->info.runs_fused_ops) rates.may_fuse_ops = false;
     if (worker == nullptr || worker->info.kernels.f32_flops_per_second <= 0) continue;
     const MeasuredKernels& measured = worker->info.kernels;
@@ -316,10 +319,12 @@ absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
                                   "has come since the plan was made, and runs an older build, "
                                   "which does not compute several functions of elements at once; "
                                   "compile the program again"));
-  return check(
-      OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges,
+  constexpr std::string_view kPlanAgain =
       "has come since the plan was made, and does not multiply while it exchanges; compile "
-      "the program again");
+      "the program again";
+  SHARDMESH_RETURN_IF_ERROR(
+      check(OverlapsExchanges(plan), &WorkerInfo::overlaps_exchanges, kPlanAgain));
+  return check(OverlapsParts(plan), &WorkerInfo::overlaps_parts, kPlanAgain);
 }
 
 }  // namespace shardmesh::server

@@ -2,6 +2,7 @@
 #include "worker/collective/row_gather.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,7 +25,8 @@ class ArrivingRows {
         gather_(gather),
         tag_(tag),
         place_(place),
-        message_bytes_(gather.rows[Index(place)] * gather.row_bytes),
+        row_bytes_(gather.row_bytes[Index(place)]),
+        message_bytes_(gather.rows[Index(place)] * row_bytes_),
         counter_(call, message_bytes_) {
     if (is_done()) ReportEnd();
   }
@@ -51,11 +53,10 @@ class ArrivingRows {
     if (collected_bytes_ > 0) {
       rows = room_.bytes.first(Index(std::exchange(collected_bytes_, 0)));
     } else {
-      rows = piece_.bytes.first(piece_.bytes.size() / Index(gather_.row_bytes) *
-                                Index(gather_.row_bytes));
+      rows = piece_.bytes.first(piece_.bytes.size() / Index(row_bytes_) * Index(row_bytes_));
       piece_.bytes.remove_prefix(rows.size());
     }
-    const int64_t first_row = taken_bytes_ / gather_.row_bytes;
+    const int64_t first_row = taken_bytes_ / row_bytes_;
     taken_bytes_ += static_cast<int64_t>(rows.size());
     SHARDMESH_RETURN_IF_ERROR(take(place_, first_row, rows));
     if (piece_.bytes.empty()) piece_ = OwnedBytes();  // releases memory that a peer has lent
@@ -65,7 +66,7 @@ class ArrivingRows {
 
  private:
   int64_t WantedBytes() const {
-    return std::min(gather_.rows_at_once * gather_.row_bytes, message_bytes_ - taken_bytes_);
+    return std::min(gather_.rows_at_once * row_bytes_, message_bytes_ - taken_bytes_);
   }
   bool has_rows_in_place() const {
     const bool is_aligned = reinterpret_cast<uintptr_t>(piece_.bytes.data()) %
@@ -90,7 +91,7 @@ class ArrivingRows {
   }
 
   absl::Status CopyToRoom() {
-    const int64_t room_bytes = std::min(gather_.rows_at_once * gather_.row_bytes, message_bytes_);
+    const int64_t room_bytes = std::min(gather_.rows_at_once * row_bytes_, message_bytes_);
     if (room_.bytes.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(room_, Scratch(call_, room_bytes));
     }
@@ -111,6 +112,7 @@ class ArrivingRows {
   const RowGather& gather_;
   const Tag tag_;
   const int64_t place_;
+  const int64_t row_bytes_;
   const int64_t message_bytes_;
   ArrivalCounter counter_;
   int64_t taken_bytes_ = 0;
@@ -120,15 +122,45 @@ class ArrivingRows {
 };
 
 absl::Status CheckRows(const CollectiveCall& call, const RowGather& gather) {
-  const bool fits =
-      static_cast<int64_t>(gather.rows.size()) == call.group->size() &&
-      SizeOf(gather.mine) == gather.rows[Index(call.group->place())] * gather.row_bytes;
+  const auto own_place = Index(call.group->place());
+  const bool fits = std::ssize(gather.rows) == call.group->size() &&
+                    gather.row_bytes.size() == gather.rows.size() &&
+                    SizeOf(gather.mine) == gather.rows[own_place] * gather.row_bytes[own_place];
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(
       StrCat("a gather of rows over ", call.group->size(), " ranks was given ", gather.rows.size(),
-             " numbers of rows, and ", SizeOf(gather.mine), " bytes in rows of ", gather.row_bytes,
-             ": they do not fit"));
+             " numbers of rows, ", gather.row_bytes.size(), " sizes of rows, and ",
+             SizeOf(gather.mine), " bytes: they do not fit"));
 }
+
+// This rank's rows.
+class OwnRows {
+ public:
+  OwnRows(const CollectiveCall& call, const RowGather& gather)
+      : place_(call.group->place()),
+        rows_(gather.rows[Index(place_)]),
+        row_bytes_(gather.row_bytes[Index(place_)]),
+        gather_(gather) {}
+
+  // Takes some rows. Returns false if none are left.
+  absl::StatusOr<bool> TakeSome(TakeRows take) {
+    if (gather_.work_on_mine) return gather_.work_on_mine();
+    if (next_ == rows_) return false;
+    const int64_t rows = std::min(gather_.rows_at_once, rows_ - next_);
+    const int64_t first = std::exchange(next_, next_ + rows);
+    SHARDMESH_RETURN_IF_ERROR(
+        take(place_, first,
+             gather_.mine.bytes.subspan(Index(first * row_bytes_), Index(rows * row_bytes_))));
+    return true;
+  }
+
+ private:
+  const int64_t place_;
+  const int64_t rows_;
+  const int64_t row_bytes_;
+  const RowGather& gather_;
+  int64_t next_ = 0;
+};
 
 }  // namespace
 
@@ -143,8 +175,7 @@ absl::Status GatherRows(const CollectiveCall& call, const RowGather& gather, Tak
     SHARDMESH_RETURN_IF_ERROR(SendTo(call, place, 0, gather.mine));
     peers.emplace_back(call, gather, tag, place);
   }
-  const int64_t own_rows = gather.rows[Index(group.place())];
-  int64_t own_row = 0;
+  OwnRows own(call, gather);
   while (true) {
     bool has_come = false;
     for (ArrivingRows& peer : peers) {
@@ -155,14 +186,8 @@ absl::Status GatherRows(const CollectiveCall& call, const RowGather& gather, Tak
       has_come = true;
     }
     if (has_come) continue;
-    if (own_row < own_rows) {
-      const int64_t rows = std::min(gather.rows_at_once, own_rows - own_row);
-      SHARDMESH_RETURN_IF_ERROR(take(group.place(), own_row,
-                                     gather.mine.bytes.subspan(Index(own_row * gather.row_bytes),
-                                                               Index(rows * gather.row_bytes))));
-      own_row += rows;
-      continue;
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(const bool has_worked, own.TakeSome(take));
+    if (has_worked) continue;
     const auto next = std::find_if(peers.begin(), peers.end(),
                                    [](const ArrivingRows& peer) { return !peer.is_done(); });
     if (next == peers.end()) return absl::OkStatus();

@@ -772,6 +772,12 @@ bool MatmulKernel::KeepsBitsOfRows(Dtype dtype) const {
 #endif
 }
 
+bool MatmulKernel::KeepsBitsOfParts(Dtype dtype) const {
+  const bool has_amx =
+      dtype == Dtype::kBF16 && !IsWidened(dtype) && MayUse(dnnl::cpu_isa::avx512_core_amx);
+  return KeepsBitsOfRows(dtype) && !has_amx;
+}
+
 BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {
   if (!is_widened) return limits_;
   return {.flops = limits_.flops, .bytes = std::min(limits_.bytes, kWideBlockBytes)};

@@ -202,6 +202,17 @@ class MatmulKernel {
   // splits k among threads where m is small.
   bool KeepsBitsOfRows(Dtype dtype) const;
 
+  // Returns whether the bits of an element of the result depend on its row of lhs, its column of
+  // rhs and its bias only, and not on `m` and `n`: a product may then be computed by products of
+  // fewer rows or fewer columns. Holds if
+  //   - rhs has at most 2^26 elements, so that all of its columns are one panel;
+  //   - lhs is not transposed. Or k < 2,048, m * (k + n) <= 2^26 and m * n * k <= 2^32, so that the
+  //     product is one block, and oneDNN does not split k among threads.
+  //
+  // True if KeepsBitsOfRows is, and oneDNN has no kernel for AMX and this type: that one chooses
+  // other blocks of k, or another kernel, by m and n.
+  bool KeepsBitsOfParts(Dtype dtype) const;
+
   // Returns the approximate memory that Pack takes for the spec's right-hand operand.
   int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 

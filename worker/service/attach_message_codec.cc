@@ -67,6 +67,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->add_features(std::string(rpc::kShortProductsFeature));
   hello->add_features(std::string(rpc::kFusedComputeFeature));
   if (from.overlaps_exchanges) hello->add_features(std::string(rpc::kOverlapFeature));
+  if (from.overlaps_parts) hello->add_features(std::string(rpc::kOverlapPartsFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }

@@ -31,6 +31,7 @@ struct WorkerHello {
   int threads = 0;
   MeasuredKernels kernels = {};
   bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
+  bool overlaps_parts = false;      // runs plans for which OverlapsParts is true
   bool durable = false;
   int64_t cache_bytes = 0;  // memory that tiles of released arrays may take
   int64_t pid = 0;

@@ -316,6 +316,7 @@ WorkerHello AttachLoop::MakeHello() const {
           .threads = options_.threads,
           .kernels = options_.kernels,
           .overlaps_exchanges = options_.overlaps_exchanges,
+          .overlaps_parts = options_.overlaps_parts,
           .durable = options_.store->has_data_dir(),
           .cache_bytes = options_.cache_bytes,
           .pid = getpid(),

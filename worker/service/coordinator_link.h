@@ -66,6 +66,7 @@ class CoordinatorLink {
     int threads = 1;                  // for kernels
     MeasuredKernels kernels = {};     // speed of the kernels
     bool overlaps_exchanges = false;  // runs plans for which OverlapsExchanges is true
+    bool overlaps_parts = false;      // runs plans for which OverlapsParts is true
     // The folder in which the newest known term is kept. Empty: the term is kept only in memory.
     std::string data_dir;
     Clock* clock = nullptr;

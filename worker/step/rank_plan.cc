@@ -22,10 +22,11 @@
 namespace shardmesh::worker {
 namespace {
 
-// Returns the product that the instruction computes; null if it computes none.
-const LocalMatmul* ProductIn(const Instruction& instruction) {
+// Returns the product that the instruction computes; null if it computes none, or if the right
+// operand is gathered.
+const LocalMatmul* ProductByOwnRhs(const Instruction& instruction) {
   if (const auto* const gather = std::get_if<GatherMatmul>(&instruction.kind)) {
-    return &gather->matmul;
+    return gather->gathers_rhs ? nullptr : &gather->matmul;
   }
   if (const auto* const scatter = std::get_if<MatmulScatter>(&instruction.kind)) {
     return &scatter->matmul;
@@ -70,15 +71,14 @@ absl::StatusOr<std::vector<PlacePart>> PartsOf(const RankValue& value, int64_t d
   return result;
 }
 
-// Returns the number of rows of each part: of the elements of all dimensions but the last one.
-std::vector<int64_t> RowsOf(const std::vector<PlacePart>& parts) {
-  std::vector<int64_t> rows;
+// Returns the extent of each part along a dimension.
+std::vector<int64_t> ExtentsOf(const std::vector<PlacePart>& parts, int64_t dimension) {
+  std::vector<int64_t> extents;
   for (const PlacePart& part : parts) {
-    Tile first_column = part.tile;
-    first_column.ranges.back() = {0, 1};
-    rows.push_back(first_column.element_count());
+    const IndexRange& range = part.tile.ranges[static_cast<size_t>(dimension)];
+    extents.push_back(range.stop - range.start);
   }
-  return rows;
+  return extents;
 }
 
 // Derives the values and the instructions of a RankPlan.
@@ -182,7 +182,7 @@ class RankPlanner {
     for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
     for (const StateUpdate& update : plan_.updates) is_used_plain[update.operand] = true;
     for (size_t i = 0; i < instructions_.size(); ++i) {
-      const LocalMatmul* const matmul = ProductIn(plan_.instructions[i]);
+      const LocalMatmul* const matmul = ProductByOwnRhs(plan_.instructions[i]);
       for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
         std::optional<Packing>& known = values_[input].packing;
         const Packing packing = PackingOf(instructions_[i].matmul);
@@ -211,18 +211,22 @@ class RankPlanner {
 
   // Each Prepare sets the constants of one kind of instruction.
   absl::Status Prepare(const LocalMatmul& matmul, ValueIndex output, RankInstruction* to) const {
-    return SetProduct(matmul, values_[matmul.lhs], values_[output], to);
+    return SetProduct(matmul, values_[matmul.lhs], values_[matmul.rhs], values_[output], to);
   }
 
-  // Sets the constants of a product with this left operand and this result.
-  absl::Status SetProduct(const LocalMatmul& matmul, const RankValue& lhs, const RankValue& out,
-                          RankInstruction* to) const {
-    const RankValue& rhs = values_[matmul.rhs];
-    to->loops = LoopsOf({.lhs = lhs.shape,
-                         .rhs = rhs.shape,
-                         .out = out.shape,
-                         .transpose_lhs = matmul.transpose_lhs,
-                         .transpose_rhs = matmul.transpose_rhs});
+  static TileProduct TilesOf(const LocalMatmul& matmul, const RankValue& lhs, const RankValue& rhs,
+                             const RankValue& out) {
+    return {.lhs = lhs.shape,
+            .rhs = rhs.shape,
+            .out = out.shape,
+            .transpose_lhs = matmul.transpose_lhs,
+            .transpose_rhs = matmul.transpose_rhs};
+  }
+
+  // Sets the constants of a product with these operands and this result.
+  absl::Status SetProduct(const LocalMatmul& matmul, const RankValue& lhs, const RankValue& rhs,
+                          const RankValue& out, RankInstruction* to) const {
+    to->loops = LoopsOf(TilesOf(matmul, lhs, rhs, out));
     const ProductLoops& loops = to->loops;
     if (loops.products > 0) {
       SHARDMESH_ASSIGN_OR_RETURN(to->lhs_matrix_bytes,
@@ -279,8 +283,14 @@ class RankPlanner {
     const ValueIndex input = fused.gather.input;
     SHARDMESH_RETURN_IF_ERROR(
         SetExchange(fused.gather, {values_[input], tilings_[input]}, {gathered, tiling}, to));
-    to->place_rows = RowsOf(to->receives);
-    return SetProduct(fused.matmul, gathered, values_[output], to);
+    const LocalMatmul& matmul = fused.matmul;
+    const RankValue& lhs = fused.gathers_rhs ? values_[matmul.lhs] : gathered;
+    const RankValue& rhs = fused.gathers_rhs ? gathered : values_[matmul.rhs];
+    const int64_t dimension = fused.gather.dimension;
+    to->split = SplitOf(TilesOf(matmul, lhs, rhs, values_[output]),
+                        fused.gathers_rhs ? ProductSide::kRhs : ProductSide::kLhs, dimension,
+                        ExtentsOf(to->receives, dimension));
+    return SetProduct(matmul, lhs, rhs, values_[output], to);
   }
 
   absl::Status Prepare(const MatmulScatter& fused, ValueIndex output, RankInstruction* to) const {
@@ -288,8 +298,12 @@ class RankPlanner {
     SHARDMESH_ASSIGN_OR_RETURN(const RankValue product, ValueOf(fused.product.dtype, tiling));
     SHARDMESH_RETURN_IF_ERROR(
         SetExchange(fused.scatter, {product, tiling}, {values_[output], tilings_[output]}, to));
-    to->place_rows = RowsOf(to->sends);
-    return SetProduct(fused.matmul, values_[fused.matmul.lhs], product, to);
+    const RankValue& lhs = values_[fused.matmul.lhs];
+    const RankValue& rhs = values_[fused.matmul.rhs];
+    const int64_t dimension = fused.scatter.dimension;
+    to->split = SplitOf(TilesOf(fused.matmul, lhs, rhs, product), ProductSide::kOut, dimension,
+                        ExtentsOf(to->sends, dimension));
+    return SetProduct(fused.matmul, lhs, rhs, product, to);
   }
 
   // A value on this rank, and on all ranks.

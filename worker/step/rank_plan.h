@@ -81,9 +81,9 @@ struct RankInstruction {
   // Only for permutes: the place to which each place sends, if any.
   std::vector<std::optional<int64_t>> targets = {};
 
-  // Only for exchanges beside products: the number of rows of each place, in the gathered left
-  // operand or in the product. `sends` or `receives` are then the parts of that value.
-  std::vector<int64_t> place_rows = {};
+  // Only for fused instructions: how the places divide the product. `sends` or `receives` are then
+  // the parts of the product, or of its gathered operand.
+  std::optional<SplitProduct> split = std::nullopt;
 
   // Products have the spec of one product of two matrices, the loops over the matrices of the
   // tiles, and the size of one matrix in each tile.

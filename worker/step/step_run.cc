@@ -23,8 +23,8 @@
 #include "worker/collective/collectives.h"
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
+#include "worker/step/block_products.h"
 #include "worker/step/rank_plan.h"
-#include "worker/step/row_products.h"
 #include "worker/step/step_block.h"
 #include "worker/step/step_tracer.h"
 #include "worker/step/tile_products.h"
@@ -829,42 +829,49 @@ class RankStep {
   absl::Status Execute(size_t op, const Instruction& instruction, const GatherMatmul& fused) {
     const OwnedBytes& mine = values_[fused.gather.input].content;
     const absl::Span<char> out = Mutable(values_[instruction.output]);
-    return ExchangedBeside(
-        op, fused.matmul, fused.gather, [&](const CollectiveCall& call, RowProducts& products) {
-          return GatherAndMultiply(call, products, constants_->place_rows, mine, out);
-        });
-  }
-
-  absl::Status Execute(size_t op, const Instruction& instruction, const MatmulScatter& fused) {
-    const absl::Span<const char> lhs = values_[fused.matmul.lhs].content.bytes;
-    const absl::Span<char> out = Mutable(values_[instruction.output]);
-    return ExchangedBeside(op, fused.matmul, fused.scatter,
-                           [&](const CollectiveCall& call, RowProducts& products) {
-                             return MultiplyAndScatter(call, constants_->combiner, products,
-                                                       constants_->place_rows, lhs, out);
+    const LocalValue& lhs = values_[fused.matmul.lhs];
+    const LocalValue& rhs = values_[fused.matmul.rhs];
+    return ExchangedBeside(op, fused.matmul, fused.gather, fused.gathers_rhs ? &lhs : nullptr,
+                           fused.gathers_rhs ? nullptr : &rhs,
+                           [&](const CollectiveCall& call, BlockProducts& products) {
+                             return GatherAndMultiply(call, products, *constants_->split, mine,
+                                                      out);
                            });
   }
 
-  // Runs a fused instruction: begins its collective, and calls run(call, products). The kernel's
-  // time is not time of the collective.
+  absl::Status Execute(size_t op, const Instruction& instruction, const MatmulScatter& fused) {
+    const absl::Span<char> out = Mutable(values_[instruction.output]);
+    return ExchangedBeside(
+        op, fused.matmul, fused.scatter, &values_[fused.matmul.lhs], &values_[fused.matmul.rhs],
+        [&](const CollectiveCall& call, BlockProducts& products) {
+          return MultiplyAndScatter(call, constants_->combiner, products, *constants_->split, out);
+        });
+  }
+
+  // Runs a fused instruction: begins its collective, and calls run(call, products). `lhs` and `rhs`
+  // are the operands; the one that is gathered is null. The kernel's time is not time of the
+  // collective.
   template <typename Run>
   absl::Status ExchangedBeside(size_t op, const LocalMatmul& matmul,
-                               const GroupCollective& collective, Run run) {
-    const LocalValue& rhs = values_[matmul.rhs];
+                               const GroupCollective& collective, const LocalValue* lhs,
+                               const LocalValue* rhs, Run run) {
+    const bool is_one_rhs = constants_->loops.is_one_rhs;
     std::optional<WeightCache::Weight> weight;
-    if (!rhs.array_id.empty()) weight.emplace(WeightOf(rhs));
-    RowProducts products({.kernel = options_.kernel,
-                          .turns = context_.turns,
-                          .weights = context_.weights,
-                          .clock = options_.clock,
-                          .abort_check = [this] { return CheckAbort(); },
-                          .multiplied = TraceProducts()},
-                         {.whole = constants_->matmul,
-                          .rhs = rhs.content,
-                          .bias = matmul.bias.has_value() ? values_[*matmul.bias].content.bytes
-                                                          : absl::Span<const char>(),
-                          .packed = rhs.packed,
-                          .weight = weight});
+    if (rhs != nullptr && is_one_rhs && !rhs->array_id.empty()) weight.emplace(WeightOf(*rhs));
+    BlockProducts products({.kernel = options_.kernel,
+                            .turns = context_.turns,
+                            .weights = context_.weights,
+                            .clock = options_.clock,
+                            .abort_check = [this] { return CheckAbort(); },
+                            .multiplied = TraceProducts()},
+                           {.whole = constants_->matmul,
+                            .lhs = lhs != nullptr ? lhs->content.bytes : absl::Span<const char>(),
+                            .rhs = rhs != nullptr ? rhs->content : OwnedBytes(),
+                            .is_one_rhs = is_one_rhs,
+                            .bias = matmul.bias.has_value() ? values_[*matmul.bias].content.bytes
+                                                            : absl::Span<const char>(),
+                            .packed = rhs != nullptr ? rhs->packed : nullptr,
+                            .weight = weight});
     const absl::Status done = Exchanged(
         op, [&](const CollectiveCall& call) { return run(call, products); },
         [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
@@ -875,8 +882,8 @@ class RankStep {
     return done;
   }
 
-  // Returns RowProducts::Parts::multiplied, which is null without a tracer.
-  RowProducts::Multiplied TraceProducts() {
+  // Returns BlockProducts::Parts::multiplied, which is null without a tracer.
+  BlockProducts::Multiplied TraceProducts() {
     if (tracer_ == nullptr) return nullptr;
     return [this](int64_t flops, absl::Duration waited, absl::Duration elapsed) {
       tracer_->AddKernel(running_, flops, waited, elapsed);

@@ -1,12 +1,15 @@
-// The matrix products that a LocalMatmul computes on a device's tiles.
+// The matrix products that a LocalMatmul computes on a device's tiles, and the parts of them that
+// belong to the places of a group.
 #ifndef SHARDMESH_WORKER_STEP_TILE_PRODUCTS_H_
 #define SHARDMESH_WORKER_STEP_TILE_PRODUCTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "program/product_layout.h"
 #include "sharding/shape.h"
 
 namespace shardmesh::worker {
@@ -53,6 +56,71 @@ ProductLoops LoopsOf(const TileProduct& tiles);
 absl::Status ForEachProduct(
     const ProductLoops& loops,
     absl::FunctionRef<absl::Status(int64_t lhs, int64_t rhs, int64_t out)> run);
+
+// The dimension of a product that a group divides among its places.
+enum class SplitKind { kRows, kColumns, kBatch };
+
+// The products of a tile, divided among the places of a group along one dimension. Each place has a
+// part of the rows or of the columns of each matrix, or some of the matrices. The matrices of a
+// tensor follow each other in row-major order of the batch dimensions that the tensor has.
+//
+// Where the right tile is one matrix and the left tile is not transposed, all dimensions of the
+// left tile but the last one are rows. Rows of one place that are apart are batches of rows then:
+// `batch` has the dimensions before the one that is divided, as one.
+struct SplitProduct {
+  struct BatchDim {
+    int64_t extent = 0;
+    // Whether the tensor has the dimension. If not, all indices have the same matrix.
+    bool in_lhs = true;
+    bool in_rhs = true;
+  };
+
+  // The tensor whose parts are exchanged: the part of each place is contiguous in memory of its
+  // own, and the other two tensors are whole tiles.
+  ProductSide side = ProductSide::kLhs;
+  SplitKind kind = SplitKind::kRows;
+  size_t batch_dim = 0;               // for kBatch: the index in `batch` of the divided dimension
+  std::vector<int64_t> extents = {};  // of each place's part, in the divided dimension
+  std::vector<BatchDim> batch = {};
+  // The sizes of one matrix product of the tile.
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+};
+
+// Returns how the places divide the tile along dimension `dimension` of the tensor `side`, in parts
+// of `extents`, one for each place. Requires tiles that CheckPlan accepts, and a dimension of the
+// result, not the contracted one.
+SplitProduct SplitOf(const TileProduct& tiles, ProductSide side, int64_t dimension,
+                     std::vector<int64_t> extents);
+
+// The rows and columns of each matrix of the result that are a place's.
+struct BlockRange {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_column = 0;
+  int64_t columns = 0;
+};
+BlockRange RangeOf(const SplitProduct& split, int64_t place);
+
+// Returns the number of matrices in the part of a place of the tensor split.side.
+int64_t PartMatrices(const SplitProduct& split, int64_t place);
+
+// The numbers of the matrices of one product: in the part of a place for split.side, in the tiles
+// for the other two tensors.
+struct MatrixProduct {
+  int64_t lhs = 0;
+  int64_t rhs = 0;
+  int64_t out = 0;
+
+  friend bool operator==(const MatrixProduct&, const MatrixProduct&) = default;
+};
+
+// Returns the products of a place, in the order of the result's matrices. Empty if they have no
+// rows or no columns.
+std::vector<MatrixProduct> MatricesOf(const SplitProduct& split, int64_t place);
 
 }  // namespace shardmesh::worker
 

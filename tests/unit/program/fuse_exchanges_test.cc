@@ -8,6 +8,8 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "program/memory_plan.h"
 #include "program/plan_check.h"
 #include "program/plan_forecast.h"
+#include "program/product_layout.h"
 #include "program/value_layout.h"
 #include "status/reason.h"
 #include "tests/unit/program/plan_examples.h"
@@ -27,11 +30,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A target on which an exchange and a product of some rows take about as long as each other.
-PlanTarget Overlapping(std::string_view mesh, bool may_overlap = true) {
+PlanTarget Overlapping(std::string_view mesh, bool may_overlap = true,
+                       bool may_overlap_parts = false) {
   PlanTarget target = Target(mesh);
   target.links.seconds_per_byte = 1e-3;
   target.kernels.flops_per_second = 2e4;
   target.kernels.may_overlap = may_overlap;
+  target.kernels.may_overlap_parts = may_overlap_parts;
   return target;
 }
 
@@ -206,6 +211,171 @@ TEST(FuseExchangesTest, OnlyRowsThatFollowOneAnotherAreFused) {
                         Value({8, 16}, Spec({{}, {"tp"}})), rhs));
 }
 
+// A product, and the all-gather of an operand before it or the reduce-scatter behind it.
+struct PartsCase {
+  std::string_view what;
+  Shape lhs, rhs;
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+  ProductSide side = ProductSide::kLhs;  // the tensor that is gathered or scattered
+  int64_t dimension = 0;                 // of this tensor
+};
+
+const PartsCase kCasesOfParts[] = {
+    {"columns", {16, 8}, {8, 64}, false, false, ProductSide::kRhs, 1},
+    {"columns of a transposed operand", {16, 8}, {64, 8}, false, true, ProductSide::kRhs, 0},
+    {"columns for a vector", {8}, {8, 64}, false, false, ProductSide::kRhs, 1},
+    {"columns of batches", {2, 4, 8}, {2, 8, 64}, false, false, ProductSide::kRhs, 2},
+    {"rows of a transposed operand", {8, 16}, {8, 64}, true, false, ProductSide::kLhs, 1},
+    {"rows behind a batch", {2, 8, 8}, {8, 64}, false, false, ProductSide::kLhs, 1},
+    {"rows of batches", {2, 16, 8}, {2, 8, 16}, false, false, ProductSide::kLhs, 1},
+    {"a batch of both", {8, 4, 8}, {8, 8, 16}, false, false, ProductSide::kLhs, 0},
+    {"a batch of the right operand", {4, 8}, {8, 8, 16}, false, false, ProductSide::kRhs, 0},
+    {"columns of the result", {16, 16}, {16, 64}, false, false, ProductSide::kOut, 1},
+    {"columns of the result, of a transposed operand",
+     {16, 16},
+     {64, 16},
+     false,
+     true,
+     ProductSide::kOut,
+     1},
+    {"rows of batches of the result", {2, 8, 16}, {2, 16, 16}, false, false, ProductSide::kOut, 1},
+    {"a batch of the result", {8, 4, 16}, {8, 16, 16}, false, false, ProductSide::kOut, 0},
+};
+
+PartitionSpec WholeSpec(size_t rank, std::vector<std::string> unreduced = {}) {
+  return Spec(std::vector<std::vector<std::string>>(rank), std::move(unreduced));
+}
+
+// Returns a spec that partitions one dimension over tp.
+PartitionSpec PartitionedAt(size_t rank, size_t dimension) {
+  std::vector<std::vector<std::string>> dims(rank);
+  dims[dimension] = {"tp"};
+  return Spec(std::move(dims));
+}
+
+// Returns the plan of the two instructions.
+Plan PlainPlanOf(const PartsCase& c) {
+  const ProductDims dims = *ProductDimsOf(c.lhs, c.transpose_lhs, c.rhs, c.transpose_rhs);
+  const Shape out = OutputShapeOf(dims);
+  const auto dimension = static_cast<size_t>(c.dimension);
+  const bool is_scatter = c.side == ProductSide::kOut;
+  const auto whole = [](const Shape& shape) { return Value(shape, WholeSpec(shape.size())); };
+  Plan plan;
+  plan.mesh_id = "m";
+  plan.mesh_revision = 1;
+  plan.mesh = *Mesh::Parse("tp=4");
+  plan.operand_count = 2;
+  plan.values = {whole(c.lhs), whole(c.rhs)};
+  GroupCollective exchange = {
+      .kind = is_scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather,
+      .axes = {"tp"},
+      .dimension = c.dimension,
+      .algorithm = CollectiveAlgorithm::kPairwise};
+  LocalMatmul matmul = {
+      .lhs = 0, .rhs = 1, .transpose_lhs = c.transpose_lhs, .transpose_rhs = c.transpose_rhs};
+  if (is_scatter) {
+    plan.values[0].spec = PartitionedAt(c.lhs.size(), *dims.back().lhs);
+    plan.values[1].spec = PartitionedAt(c.rhs.size(), *dims.back().rhs);
+    plan.values.push_back(Value(out, WholeSpec(out.size(), {"tp"})));
+    plan.values.push_back(Value(out, PartitionedAt(out.size(), dimension)));
+    exchange.input = 2;
+    plan.instructions = {{.output = 2, .kind = matmul, .label = "multiply"},
+                         {.output = 3, .kind = exchange, .label = "reduce-scatter"}};
+  } else {
+    const ValueIndex gathered = c.side == ProductSide::kRhs ? 1 : 0;
+    plan.values.push_back(plan.values[gathered]);
+    plan.values.push_back(whole(out));
+    plan.values[gathered].spec = PartitionedAt(plan.values[gathered].shape.size(), dimension);
+    exchange.input = gathered;
+    (gathered == 1 ? matmul.rhs : matmul.lhs) = 2;
+    plan.instructions = {{.output = 2, .kind = exchange, .label = "all-gather"},
+                         {.output = 3, .kind = matmul, .label = "multiply"}};
+  }
+  plan.outputs = {3};
+  return plan;
+}
+
+Plan Fused(const Plan& plan, bool may_overlap_parts = true) {
+  const PlanTarget target = Overlapping("tp=4", /*may_overlap=*/true, may_overlap_parts);
+  return FuseExchanges(plan, target.links, target.kernels);
+}
+
+TEST(FuseExchangesTest, PartsOfAllDimensionsOfTheResultAreFusedWhereTheWorkersRunThem) {
+  const PlanTarget target = Overlapping("tp=4", true, true);
+  for (const PartsCase& c : kCasesOfParts) {
+    SCOPED_TRACE(c.what);
+    const Plan plain = PlainPlanOf(c);
+    ASSERT_TRUE(CheckPlan(plain).ok()) << CheckPlan(plain);
+    EXPECT_FALSE(OverlapsParts(plain));
+    EXPECT_EQ(Fused(plain, /*may_overlap_parts=*/false), plain) << "older workers cannot run it";
+    const Plan fused = Fused(plain);
+    ASSERT_EQ(fused.instructions.size(), 1U);
+    EXPECT_TRUE(OverlapsExchanges(fused));
+    EXPECT_TRUE(OverlapsParts(fused));
+    EXPECT_TRUE(CheckPlan(fused).ok()) << CheckPlan(fused);
+    const Plan pair = *PlainFormOf(fused, fused.instructions.front());
+    EXPECT_EQ(pair.values, plain.values);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(pair.instructions[i].kind, plain.instructions[i].kind);
+    }
+    EXPECT_LT(SecondsOf(fused, target), SecondsOf(plain, target) - kLeastSavedSeconds);
+    EXPECT_EQ(ForecastOf(fused, target.links, target.kernels).link_traffic,
+              ForecastOf(plain, target.links, target.kernels).link_traffic);
+    EXPECT_GT(FusedCopiesBytes(fused, fused.instructions.front()), 0);
+    Simulation simulation(fused);
+    const Dense lhs = Numbered(c.lhs, 1);
+    const Dense rhs = Numbered(c.rhs, 2);
+    simulation.SetOperand(0, lhs);
+    simulation.SetOperand(1, rhs);
+    simulation.Run();
+    simulation.ExpectOutput(fused.outputs.front(), Multiply(lhs, rhs, nullptr, c.transpose_lhs,
+                                                            c.transpose_rhs, 1, Activation::kNone));
+  }
+}
+
+TEST(FuseExchangesTest, FusedRowsNeedNothingMore) {
+  const Plan plain = PlainPlanOf({"rows", {16, 8}, {8, 64}, false, false, ProductSide::kLhs, 0});
+  const Plan fused = Fused(plain, /*may_overlap_parts=*/false);
+  EXPECT_TRUE(OverlapsExchanges(fused));
+  EXPECT_FALSE(OverlapsParts(fused));
+  EXPECT_EQ(Fused(plain), fused);
+}
+
+TEST(FuseExchangesTest, PartsOfTheContractedDimensionStayApart) {
+  for (const PartsCase& c :
+       {PartsCase{"left", {16, 8}, {8, 64}, false, false, ProductSide::kLhs, 1},
+        PartsCase{"right", {16, 8}, {8, 64}, false, false, ProductSide::kRhs, 0},
+        PartsCase{"transposed", {8, 16}, {64, 8}, true, true, ProductSide::kLhs, 0}}) {
+    const Plan plain = PlainPlanOf(c);
+    ASSERT_TRUE(CheckPlan(plain).ok()) << CheckPlan(plain);
+    EXPECT_EQ(Fused(plain), plain) << c.what;
+    EXPECT_FALSE(CheckFusible(plain).ok());
+  }
+}
+
+// oneDNN chooses the order of sums by the sizes of these products.
+TEST(FuseExchangesTest, ProductsBeyondTheSizesThatKeepTheirBitsStayApart) {
+  const auto is_fusible = [](const PartsCase& c) { return CheckFusible(PlainPlanOf(c)).ok(); };
+  const auto columns = [](int64_t k) {
+    return PartsCase{"columns", {16, k}, {k, 1 << 16}, false, false, ProductSide::kRhs, 1};
+  };
+  EXPECT_TRUE(is_fusible(columns(1024)));
+  EXPECT_FALSE(is_fusible(columns(1025))) << "the right matrix is several panels";
+  const auto transposed = [](int64_t k, int64_t m, int64_t n) {
+    return PartsCase{"rows", {k, m}, {k, n}, true, false, ProductSide::kLhs, 1};
+  };
+  EXPECT_TRUE(is_fusible(transposed(2047, 64, 64)));
+  EXPECT_FALSE(is_fusible(transposed(2048, 64, 64)));
+  EXPECT_TRUE(is_fusible(transposed(1024, 2048, 2048)));
+  EXPECT_FALSE(is_fusible(transposed(1024, 2048, 2052)));
+  EXPECT_FALSE(is_fusible(transposed(1, 1 << 16, 1 << 12)));
+  // A batch leaves the matrices whole.
+  EXPECT_TRUE(is_fusible({"batch", {4, 2048, 64}, {2048, 64}, true, false, ProductSide::kLhs, 0}));
+  EXPECT_FALSE(
+      is_fusible({"many", {1 << 17, 1, 1}, {1 << 17, 1, 1}, false, false, ProductSide::kLhs, 0}));
+}
+
 TEST(FuseExchangesTest, AValueThatIsReadTwiceOrIsAResultIsNotFused) {
   const CollectiveOp gather = {
       .input = 0, .kind = CollectiveKind::kAllGather, .axes = {"tp"}, .dimension = 0};
@@ -258,6 +428,7 @@ TEST(FuseExchangesTest, RandomPlansComputeTheSame) {
   std::mt19937 random(7);
   int64_t gathers = 0;
   int64_t scatters = 0;
+  int64_t parts = 0;
   for (int round = 0; round < 600; ++round) {
     const Mesh mesh = *Mesh::Parse(round % 2 == 0 ? "tp=2,dp=2" : "tp=3");
     const auto extent = [&] { return 1 + static_cast<int64_t>(random() % 9); };
@@ -267,9 +438,10 @@ TEST(FuseExchangesTest, RandomPlansComputeTheSame) {
     const Shape lhs_shape = round % 3 == 0 ? Shape{2, m, k} : Shape{m, k};
     Shape out_shape = lhs_shape;
     out_shape.back() = n;
+    const Shape rhs_shape = round % 6 == 0 ? Shape{2, k, n} : Shape{k, n};
     const std::vector<ValueDescriptor> operands = {
         RandomValueWithEmptyParts(mesh, lhs_shape, random),
-        RandomValueWithEmptyParts(mesh, {k, n}, random)};
+        RandomValueWithEmptyParts(mesh, rhs_shape, random)};
     const ValueDescriptor wanted = RandomValueWithEmptyParts(mesh, out_shape, random);
     std::vector<std::vector<int64_t>> part_starts;
     for (const CutPoints& points : wanted.cut_points) {
@@ -281,7 +453,7 @@ TEST(FuseExchangesTest, RandomPlansComputeTheSame) {
         .ops = {MatmulOp{.lhs = 0, .rhs = 1},
                 ReshardOp{.input = 2, .spec = wanted.spec, .part_starts = part_starts}},
         .outputs = {3}};
-    PlanTarget target = Overlapping("tp=2");
+    PlanTarget target = Overlapping("tp=2", /*may_overlap=*/true, /*may_overlap_parts=*/true);
     target.mesh = mesh;
     const auto plan = PlanProgram(program, operands, target);
     if (!plan.ok()) continue;  // such as a layout that does not divide
@@ -289,9 +461,10 @@ TEST(FuseExchangesTest, RandomPlansComputeTheSame) {
     ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
     gathers += CountOf<GatherMatmul>(*plan);
     scatters += CountOf<MatmulScatter>(*plan);
+    parts += OverlapsParts(*plan) ? 1 : 0;
     Simulation simulation(*plan);
     const Dense lhs = Numbered(lhs_shape, round);
-    const Dense rhs = Numbered({k, n}, round + 1);
+    const Dense rhs = Numbered(rhs_shape, round + 1);
     simulation.SetOperand(0, lhs);
     simulation.SetOperand(1, rhs);
     simulation.Run();
@@ -301,6 +474,7 @@ TEST(FuseExchangesTest, RandomPlansComputeTheSame) {
   }
   EXPECT_GT(gathers, 10);
   EXPECT_GT(scatters, 10);
+  EXPECT_GT(parts, 10);
 }
 
 TEST(FuseExchangesTest, FusedInstructionsThatWereTamperedWithAreRefused) {
@@ -313,6 +487,7 @@ TEST(FuseExchangesTest, FusedInstructionsThatWereTamperedWithAreRefused) {
       [](GatherMatmul* fused) { fused->gather.dimension = -1; },
       [](GatherMatmul* fused) { fused->gather.axes = {"dp"}; },
       [](GatherMatmul* fused) { fused->gather.input = 1; },
+      [](GatherMatmul* fused) { fused->gathers_rhs = true; },
       [](GatherMatmul* fused) { fused->matmul.lhs = 1; },
       [](GatherMatmul* fused) { fused->matmul.rhs = 0; },
       [](GatherMatmul* fused) { fused->matmul.transpose_lhs = true; },

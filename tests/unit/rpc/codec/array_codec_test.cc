@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <variant>
 
 #include "process/random_bytes.h"
 #include "rpc/codec/plan_codec.h"
@@ -287,11 +288,12 @@ TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
     }
     return PartitionSpec(std::move(entries));
   };
-  const PlanTarget target = {.mesh_id = "default",
-                             .mesh_revision = 1,
-                             .mesh = *Mesh::Parse("tp=4"),
-                             .links = {.seconds_per_byte = 1e-3},
-                             .kernels = {.flops_per_second = 2e4, .may_overlap = true}};
+  const PlanTarget target = {
+      .mesh_id = "default",
+      .mesh_revision = 1,
+      .mesh = *Mesh::Parse("tp=4"),
+      .links = {.seconds_per_byte = 1e-3},
+      .kernels = {.flops_per_second = 2e4, .may_overlap = true, .may_overlap_parts = true}};
   const MatmulOp matmul = {.lhs = 0, .rhs = 1};
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const Plan gather, PlanProgram(Program{.operand_count = 2, .ops = {matmul}, .outputs = {2}},
@@ -306,7 +308,17 @@ TEST(PlanCodecTest, FusedInstructionsCrossTheWire) {
                   .outputs = {3}},
           {{Dtype::kBF16, {16, 64}, spec({"", "tp"})}, {Dtype::kBF16, {64, 16}, spec({"tp", ""})}},
           target));
-  for (const Plan* plan : {&gather, &scatter}) {
+  const CollectiveOp gather_right = {
+      .input = 1, .kind = CollectiveKind::kAllGather, .axes = {"tp"}, .dimension = 1};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Plan right, PlanProgram(Program{.operand_count = 2,
+                                            .ops = {gather_right, MatmulOp{.lhs = 0, .rhs = 2}},
+                                            .outputs = {3}},
+                                    {{Dtype::kF32, {64, 8}, spec({"tp", ""})},
+                                     {Dtype::kF32, {8, 64}, spec({"", "tp"})}},
+                                    target));
+  ASSERT_TRUE(std::get<GatherMatmul>(right.instructions.back().kind).gathers_rhs);
+  for (const Plan* plan : {&gather, &scatter, &right}) {
     ASSERT_TRUE(OverlapsExchanges(*plan));
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const Plan back, ParsePlanBytes(PlanBytes(*plan)));
     EXPECT_TRUE(back == *plan);

@@ -527,6 +527,7 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.multiplies_short_types);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.overlaps_exchanges);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.runs_fused_ops);
+  EXPECT_FALSE(members_.view()->FindWorker("a")->info.overlaps_parts);
   FakeWorker recent(streams_.get(), sequencer_.get());
   internal::v1::AttachRequest hello = FakeWorker::HelloOf("b", 1);
   hello.mutable_hello()->add_features("clock_answers");
@@ -535,6 +536,7 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   hello.mutable_hello()->add_features("short_products");
   hello.mutable_hello()->add_features("overlapped_exchanges");
   hello.mutable_hello()->add_features("fused_compute");
+  hello.mutable_hello()->add_features("overlapped_parts");
   recent.Say(hello);
   AnswerAs("b");
   recent.BringInventory();
@@ -545,6 +547,7 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.multiplies_short_types);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.overlaps_exchanges);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.runs_fused_ops);
+  EXPECT_TRUE(members_.view()->FindWorker("b")->info.overlaps_parts);
 }
 
 TEST_F(WorkerSessionTest, PassesOnDigestsOfTiles) {

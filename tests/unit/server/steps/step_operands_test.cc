@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "program/fuse/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "status/reason.h"
 #include "tests/testing/fake_clock.h"
@@ -24,7 +25,8 @@ class StepOperandsTest : public ::testing::Test {
  protected:
   void Attach(const std::string& identity, double speed, bool multiplies_batches = true,
               bool runs_tensor_ops = true, bool overlaps_exchanges = true,
-              bool multiplies_short_types = true, bool runs_fused_ops = true) {
+              bool multiplies_short_types = true, bool runs_fused_ops = true,
+              bool overlaps_parts = true) {
     EXPECT_THAT(members_.Attach({.identity = identity,
                                  .incarnation = 1,
                                  .build_version = "1",
@@ -36,6 +38,7 @@ class StepOperandsTest : public ::testing::Test {
                                  .runs_tensor_ops = runs_tensor_ops,
                                  .multiplies_short_types = multiplies_short_types,
                                  .overlaps_exchanges = overlaps_exchanges,
+                                 .overlaps_parts = overlaps_parts,
                                  .runs_fused_ops = runs_fused_ops}),
                 IsOk());
   }
@@ -237,19 +240,34 @@ TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
   EXPECT_FALSE(AreAlike(table_.RatesOf(ViewOf({"new", "new"}), "m"),
                         table_.RatesOf(ViewOf({"new", "other"}), "m")))
       << "a cached plan would serve both";
-  const auto plan_with = [](bool may_overlap) {
+  Attach("rows", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/true,
+         /*overlaps_exchanges=*/true, /*multiplies_short_types=*/true, /*overlaps_parts=*/false);
+  EXPECT_TRUE(table_.RatesOf(ViewOf({"new", "new"}), "m").may_overlap_parts);
+  const KernelRates of_rows = table_.RatesOf(ViewOf({"new", "rows"}), "m");
+  EXPECT_TRUE(of_rows.may_overlap);
+  EXPECT_FALSE(of_rows.may_overlap_parts);
+  EXPECT_FALSE(AreAlike(table_.RatesOf(ViewOf({"new", "new"}), "m"), of_rows));
+  const auto plan_with = [](bool may_overlap, bool gathers_rhs = false) {
     const auto value = [](const Shape& shape, const PartitionSpec& spec) {
       return ValueDescriptor{.shape = shape, .spec = spec};
     };
     const PartitionSpec by_rows({SpecEntry::Axis("tp"), SpecEntry::None()});
     const PartitionSpec by_columns({SpecEntry::None(), SpecEntry::Axis("tp")});
-    return *PlanProgram(
-        Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
-        {value({4096, 4096}, by_rows), value({4096, 4096}, by_columns)},
-        {.mesh_id = "m",
-         .mesh_revision = 1,
-         .mesh = *Mesh::Parse("tp=2"),
-         .kernels = {.flops_per_second = 5e12, .may_overlap = may_overlap}});
+    const CollectiveOp gather = {.input = gathers_rhs ? 1U : 0U,
+                                 .kind = CollectiveKind::kAllGather,
+                                 .axes = {"tp"},
+                                 .dimension = gathers_rhs ? 1 : 0};
+    const MatmulOp matmul =
+        gathers_rhs ? MatmulOp{.lhs = 0, .rhs = 2} : MatmulOp{.lhs = 2, .rhs = 1};
+    return *PlanProgram(Program{.operand_count = 2, .ops = {gather, matmul}, .outputs = {3}},
+                        {value({4096, 4096}, by_rows), value({4096, 4096}, by_columns)},
+                        {.mesh_id = "m",
+                         .mesh_revision = 1,
+                         .mesh = *Mesh::Parse("tp=2"),
+                         .links = {.seconds_per_byte = 1e-9},
+                         .kernels = {.flops_per_second = 5e12,
+                                     .may_overlap = may_overlap,
+                                     .may_overlap_parts = may_overlap}});
   };
   const Plan fused = plan_with(true);
   ASSERT_TRUE(OverlapsExchanges(fused));
@@ -257,6 +275,11 @@ TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
   EXPECT_FALSE(OverlapsExchanges(plain));
   EXPECT_THAT(CheckWorkersRun(fused, ViewOf({"new", "new"})), IsOk());
   EXPECT_THAT(CheckWorkersRun(plain, ViewOf({"new", "other"})), IsOk());
+  const Plan parts = plan_with(true, /*gathers_rhs=*/true);
+  ASSERT_TRUE(OverlapsParts(parts));
+  EXPECT_THAT(CheckWorkersRun(fused, ViewOf({"new", "rows"})), IsOk());
+  EXPECT_THAT(CheckWorkersRun(parts, ViewOf({"new", "new"})), IsOk());
+  EXPECT_EQ(ReasonOf(CheckWorkersRun(parts, ViewOf({"new", "rows"}))), Reason::kNotAvailable);
   const absl::Status refused = CheckWorkersRun(fused, ViewOf({"new", "other"}));
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);

@@ -463,6 +463,64 @@ TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
   if (compared == 0) GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of rows";
 }
 
+TEST(MatmulTest, AnElementHasTheSameBitsForAnyRowsAndColumnsWhereTheKernelSaysSo) {
+  MatmulKernel kernel({.threads = 2});
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  int compared = 0;
+  for (int round = 0; round < 24; ++round) {
+    const Dtype dtype = round % 2 == 0 ? Dtype::kF32 : Dtype::kBF16;
+    if (!kernel.KeepsBitsOfParts(dtype)) continue;
+    ++compared;
+    const auto extent = [&](int64_t most) { return 1 + static_cast<int64_t>(random()) % most; };
+    const MatmulSpec whole = {.m = extent(40),
+                              .n = extent(200),
+                              .k = extent(round % 4 == 0 ? 2000 : 200),
+                              .lhs_dtype = dtype,
+                              .rhs_dtype = dtype,
+                              .out_dtype = round % 3 == 0 ? Dtype::kF32 : dtype,
+                              .transpose_lhs = round % 6 < 3,
+                              .transpose_rhs = true};
+    SCOPED_TRACE(StrCat("m=", whole.m, " n=", whole.n, " k=", whole.k, " ", DtypeName(dtype),
+                        " transpose_lhs ", whole.transpose_lhs));
+    const auto fill = [&](Matrix matrix, int64_t elements) {
+      for (int64_t i = 0; i < elements; ++i) matrix.Set(i, static_cast<double>(normal(random)));
+      return matrix;
+    };
+    const Matrix lhs = fill(Matrix(dtype, whole.m * whole.k, 1), whole.m * whole.k);
+    const Matrix rhs = fill(Matrix(dtype, whole.k * whole.n, 2), whole.k * whole.n);
+    const auto run = [&](const MatmulSpec& spec, absl::Span<const char> columns) {
+      Matrix out(spec.out_dtype, spec.m * spec.n, 3);
+      EXPECT_THAT(
+          kernel.Run(
+              spec,
+              {.lhs = lhs.bytes, .rhs = columns, .bias = {}, .out = absl::MakeSpan(out.bytes)}),
+          IsOk());
+      return out.bytes;
+    };
+    const std::vector<char> at_once = run(whole, rhs.bytes);
+    // The columns of a transposed right operand follow one another.
+    MatmulSpec part = whole;
+    const int64_t first = extent(whole.n) - 1;
+    part.n = extent(whole.n - first);
+    const auto column_bytes = static_cast<size_t>(whole.k * BitsPerElement(dtype) / 8);
+    const std::vector<char> columns = run(
+        part, absl::MakeConstSpan(rhs.bytes).subspan(static_cast<size_t>(first) * column_bytes,
+                                                     static_cast<size_t>(part.n) * column_bytes));
+    const auto element_bytes = static_cast<size_t>(BitsPerElement(whole.out_dtype) / 8);
+    const size_t part_bytes = static_cast<size_t>(part.n) * element_bytes;
+    for (int64_t row = 0; row < whole.m; ++row) {
+      const char* const expected =
+          at_once.data() + static_cast<size_t>(row * whole.n + first) * element_bytes;
+      ASSERT_EQ(
+          std::memcmp(columns.data() + static_cast<size_t>(row) * part_bytes, expected, part_bytes),
+          0)
+          << "row " << row << ", columns from " << first << " on";
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "this CPU's kernels give other bits to other sizes";
+}
+
 TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {
   // Whole, the operands take a megabyte as F32.
   MemoryBudget budget(256 << 10);

@@ -82,6 +82,10 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   };
   EXPECT_EQ(overlaps(true), 1);
   EXPECT_EQ(overlaps(false), 0);
+  const internal::v1::AttachRequest parts = Encode(WorkerHello{.overlaps_parts = true});
+  EXPECT_EQ(std::count(parts.hello().features().begin(), parts.hello().features().end(),
+                       "overlapped_parts"),
+            1);
 }
 
 TEST(AttachMessageCodecTest, ATileOfStateHasItsStepInPlaceOfAChecksum) {

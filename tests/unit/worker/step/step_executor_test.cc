@@ -427,6 +427,97 @@ TEST_P(StepExecutorTest, FusedExchangesHaveTheBitsOfThePlainPlan) {
   }
 }
 
+TEST_P(StepExecutorTest, FusedColumnsAndBatchesHaveTheBitsOfThePlainPlan) {
+  StartMesh("x=4");
+  if (!rank(0).kernel.KeepsBitsOfParts(Dtype::kF32)) {
+    GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of columns";
+  }
+  const auto exchange = [](CollectiveKind kind, ValueIndex input, int64_t dimension) {
+    return CollectiveOp{.input = input,
+                        .kind = kind,
+                        .axes = {"x"},
+                        .dimension = dimension,
+                        .algorithm = CollectiveAlgorithm::kPairwise};
+  };
+  const auto gather = [&](ValueIndex input, int64_t dimension) {
+    return exchange(CollectiveKind::kAllGather, input, dimension);
+  };
+  const auto scatter = [&](int64_t dimension) {
+    return exchange(CollectiveKind::kReduceScatter, 2, dimension);
+  };
+  const MatmulOp multiply = {.lhs = 0, .rhs = 1};
+  struct Case {
+    Shape lhs, rhs;
+    PartitionSpec lhs_spec, rhs_spec;
+    std::vector<ProgramOp> ops;
+    std::vector<CutPoints> rhs_cuts = {};
+  };
+  const PartitionSpec whole = SpecOf({"", ""});
+  const PartitionSpec whole_batch = SpecOf({"", "", ""});
+  const std::vector<Case> cases = {
+      // The second one has messages of several frames.
+      {{41, 64},
+       {512, 64},
+       whole,
+       SpecOf({"x", ""}),
+       {gather(1, 0), LinearOp{.input = 0, .weight = 2}},
+       {{0, 200, 200, 201, 512}, {}}},
+      {{120, 1024},
+       {1024, 2048},
+       whole,
+       SpecOf({"", "x"}),
+       {gather(1, 1), MatmulOp{.lhs = 0, .rhs = 2}}},
+      {{8, 33, 32},
+       {8, 32, 64},
+       SpecOf({"x", "", ""}),
+       whole_batch,
+       {gather(0, 0), MatmulOp{.lhs = 2, .rhs = 1}}},
+      {{3, 36, 32},
+       {32, 64},
+       SpecOf({"", "x", ""}),
+       whole,
+       {gather(0, 1), MatmulOp{.lhs = 2, .rhs = 1}}},
+      {{32, 64}, {64, 256}, whole, whole, {multiply, scatter(1)}},
+      {{8, 16, 32}, {8, 32, 16}, whole_batch, whole_batch, {multiply, scatter(0)}},
+  };
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", &c - cases.data()));
+    const int64_t id = sequence;
+    operands_.clear();
+    order_.operands.clear();
+    Put(StrCat("lhs-", id), Tensor::Random(c.lhs, 1), c.lhs_spec);
+    Put(StrCat("rhs-", id), Tensor::Random(c.rhs, 2), c.rhs_spec, c.rhs_cuts);
+    const Program program = {.operand_count = 2, .ops = c.ops, .outputs = {3}};
+    PlanTarget slow = Overlapping(target(), 2e4, /*may_overlap=*/false);
+    const auto plan = PlanProgram(program, operands_, slow);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    slow.kernels.may_overlap_parts = true;
+    const Plan fused = FuseExchanges(*plan, slow.links, slow.kernels);
+    ASSERT_TRUE(OverlapsParts(fused));
+    std::vector<float> plain;
+    for (const Plan* const each : {&*plan, &fused}) {
+      SCOPED_TRACE(each == &fused ? "fused" : "plain");
+      {
+        absl::MutexLock lock(&mutex_);
+        results_.clear();
+      }
+      OrderPlan(++sequence, *each);
+      RunOnAll();
+      const Tensor out = Assemble();
+      for (DeviceId device = 0; device < mesh().size(); ++device) {
+        EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
+      }
+      if (each != &fused) {
+        plain = out.elements;
+      } else {
+        ASSERT_EQ(out.elements.size(), plain.size());
+        EXPECT_EQ(std::memcmp(out.elements.data(), plain.data(), plain.size() * sizeof(float)), 0);
+      }
+    }
+  }
+}
+
 TEST_P(StepExecutorTest, RowsInSharedMemoryAreMultipliedWhereTheyAre) {
   StartMesh("x=2");
   Put("input", Tensor::Random({700, 1024}, 1), SpecOf({"x", ""}));

@@ -103,5 +103,81 @@ TEST(TileProductsTest, EndsWithTheFirstError) {
   EXPECT_EQ(runs, 2);
 }
 
+// --- Parts of places
+
+TEST(SplitProductTest, RowsBesideAMatrixAreRowsOfAllDimensionsBehind) {
+  const SplitProduct split = SplitOf({.lhs = {2, 5, 3, 4}, .rhs = {4, 6}, .out = {2, 5, 3, 6}},
+                                     ProductSide::kLhs, 1, {2, 0, 3});
+  EXPECT_EQ(split.kind, SplitKind::kRows);
+  EXPECT_EQ(split.m, 15);
+  EXPECT_THAT(split.extents, ElementsAre(6, 0, 9));
+  EXPECT_EQ(RangeOf(split, 2).first_row, 6);
+  EXPECT_EQ(RangeOf(split, 2).rows, 9);
+  EXPECT_EQ(RangeOf(split, 2).columns, 6);
+  EXPECT_THAT(MatricesOf(split, 2), ElementsAre(MatrixProduct{0, 0, 0}, MatrixProduct{1, 0, 1}));
+  EXPECT_THAT(MatricesOf(split, 1), IsEmpty());
+  EXPECT_EQ(PartMatrices(split, 2), 2);
+}
+
+TEST(SplitProductTest, ColumnsBesideAMatrixAreThoseOfAllRows) {
+  for (const bool transpose_rhs : {false, true}) {
+    const SplitProduct split = SplitOf({.lhs = {2, 3, 4},
+                                        .rhs = transpose_rhs ? Shape{6, 4} : Shape{4, 6},
+                                        .out = {2, 3, 6},
+                                        .transpose_rhs = transpose_rhs},
+                                       ProductSide::kRhs, transpose_rhs ? 0 : 1, {1, 5});
+    EXPECT_EQ(split.kind, SplitKind::kColumns);
+    EXPECT_EQ(split.m, 6);
+    EXPECT_EQ(split.n, 6);
+    EXPECT_EQ(split.k, 4);
+    EXPECT_EQ(RangeOf(split, 1).first_column, 1);
+    EXPECT_EQ(RangeOf(split, 1).columns, 5);
+    EXPECT_THAT(MatricesOf(split, 1), ElementsAre(MatrixProduct{0, 0, 0}));
+  }
+}
+
+TEST(SplitProductTest, AVectorHasOneRowAndColumns) {
+  const SplitProduct split =
+      SplitOf({.lhs = {4}, .rhs = {4, 6}, .out = {6}}, ProductSide::kRhs, 1, {6, 0});
+  EXPECT_EQ(split.kind, SplitKind::kColumns);
+  EXPECT_EQ(split.m, 1);
+  EXPECT_THAT(MatricesOf(split, 0), ElementsAre(MatrixProduct{0, 0, 0}));
+}
+
+TEST(SplitProductTest, ABatchOfPlacesCountsTheExchangedTensorInItsPart) {
+  const TileProduct tiles = {.lhs = {2, 3, 1, 4}, .rhs = {3, 4, 5}, .out = {2, 3, 1, 5}};
+  const SplitProduct of_rhs = SplitOf(tiles, ProductSide::kRhs, 0, {1, 2});
+  EXPECT_EQ(of_rhs.kind, SplitKind::kBatch);
+  // Each right matrix of the place's part belongs to two left ones.
+  EXPECT_THAT(MatricesOf(of_rhs, 1), ElementsAre(MatrixProduct{1, 0, 1}, MatrixProduct{2, 1, 2},
+                                                 MatrixProduct{4, 0, 4}, MatrixProduct{5, 1, 5}));
+  EXPECT_EQ(PartMatrices(of_rhs, 1), 2);
+  const SplitProduct of_lhs = SplitOf(tiles, ProductSide::kLhs, 1, {1, 2});
+  EXPECT_THAT(MatricesOf(of_lhs, 1), ElementsAre(MatrixProduct{0, 1, 1}, MatrixProduct{1, 2, 2},
+                                                 MatrixProduct{2, 1, 4}, MatrixProduct{3, 2, 5}));
+  EXPECT_EQ(PartMatrices(of_lhs, 1), 4);
+  const SplitProduct of_out = SplitOf(tiles, ProductSide::kOut, 1, {1, 2});
+  EXPECT_THAT(MatricesOf(of_out, 1), ElementsAre(MatrixProduct{1, 1, 0}, MatrixProduct{2, 2, 1},
+                                                 MatrixProduct{4, 1, 2}, MatrixProduct{5, 2, 3}));
+}
+
+TEST(SplitProductTest, RowsOfTransposedBatchesStayApart) {
+  const SplitProduct split =
+      SplitOf({.lhs = {2, 4, 3}, .rhs = {4, 5}, .out = {2, 3, 5}, .transpose_lhs = true},
+              ProductSide::kLhs, 2, {1, 2});
+  EXPECT_EQ(split.kind, SplitKind::kRows);
+  EXPECT_EQ(split.m, 3);
+  EXPECT_EQ(RangeOf(split, 1).first_row, 1);
+  EXPECT_THAT(MatricesOf(split, 1), ElementsAre(MatrixProduct{0, 0, 0}, MatrixProduct{1, 0, 1}));
+}
+
+TEST(SplitProductTest, AResultWithoutElementsHasNoMatricesThoughItsOtherExtentsAreLarge) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const SplitProduct split = SplitOf(
+      {.lhs = {kMany, kMany, 4, 0}, .rhs = {kMany, kMany, 0, 0}, .out = {kMany, kMany, 4, 0}},
+      ProductSide::kLhs, 2, {2, 2});
+  EXPECT_THAT(MatricesOf(split, 0), IsEmpty());
+}
+
 }  // namespace
 }  // namespace shardmesh::worker
