@@ -241,7 +241,8 @@ TEST_F(StepOperandsTest, FusedInstructionsNeedWorkersThatRunThem) {
                         table_.RatesOf(ViewOf({"new", "other"}), "m")))
       << "a cached plan would serve both";
   Attach("rows", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/true,
-         /*overlaps_exchanges=*/true, /*multiplies_short_types=*/true, /*overlaps_parts=*/false);
+         /*overlaps_exchanges=*/true, /*multiplies_short_types=*/true, /*runs_fused_ops=*/true,
+         /*overlaps_parts=*/false);
   EXPECT_TRUE(table_.RatesOf(ViewOf({"new", "new"}), "m").may_overlap_parts);
   const KernelRates of_rows = table_.RatesOf(ViewOf({"new", "rows"}), "m");
   EXPECT_TRUE(of_rows.may_overlap);
