@@ -53,7 +53,9 @@ absl::Status RowProducts::Multiply(int64_t rows, absl::Span<const char> lhs, abs
                           .rhs = operands_.rhs.bytes,
                           .bias = operands_.bias,
                           .out = out,
-                          .packed = *packed_ != nullptr ? &(*packed_)->weights() : nullptr},
+                          .packed = *packed_ != nullptr ? &(*packed_)->weights() : nullptr,
+                          .scales = {},
+                          .rows_of_whole = whole().m},
                          pause);
   const int64_t flops = 2 * spec.m * spec.n * spec.k;
   const absl::Duration elapsed = parts_.clock->Now() - started - turn.waited();
