@@ -201,7 +201,7 @@ TEST(MatmulTest, MultipliesFloatsByI8WithAFactorForEachColumn) {
 
 // Up to 16 rows, and more: loops of our own read packed weights, which oneDNN's kernels read too.
 TEST(MatmulTest, MultipliesFewRowsByPackedWeightsOfEachType) {
-  MatmulKernel kernel({.threads = 2});
+  MatmulKernel kernel({.threads = 1});
   // Panels of 64 columns, and checks for an abort after each.
   MatmulKernel slow({.threads = 1, .flops_per_second = 1e7, .bytes_per_second = 1e5});
   const int64_t shapes[][2] = {{1, 33}, {17, 64}, {64, 65}, {70, 1}, {130, 300}, {192, 67}};
