@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "oneapi/dnnl/dnnl.hpp"
 #include "tensor/dtype.h"
 #include "tensor/random.h"
+#include "worker/kernel/dnnl_matmul.h"
 
 namespace shardmesh::bench {
 
@@ -38,12 +40,8 @@ class BareProduct {
     const dnnl::memory::desc lhs_desc({c.rows, c.in}, type, dnnl::memory::format_tag::ab);
     const dnnl::memory::desc out_desc({c.rows, c.out}, type, dnnl::memory::format_tag::ab);
     const dnnl::memory::desc any({c.in, c.out}, type, dnnl::memory::format_tag::any);
-#if DNNL_VERSION_MAJOR >= 3
-    const dnnl::matmul::primitive_desc description(engine_, lhs_desc, any, out_desc);
-#else
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(lhs_desc, any, out_desc),
-                                                   engine_);
-#endif
+    const dnnl::matmul::primitive_desc description =
+        worker::DescribeMatmul(engine_, lhs_desc, any, std::nullopt, out_desc, {});
     product_ = dnnl::matmul(description);
     dnnl::memory plain({{c.in, c.out}, type, dnnl::memory::format_tag::ba}, engine_,
                        weights.data());

@@ -10,9 +10,17 @@ find_package(nlohmann_json CONFIG REQUIRED)
 find_package(yaml-cpp CONFIG REQUIRED)
 find_package(CLI11 CONFIG REQUIRED)
 find_package(spdlog CONFIG REQUIRED)
-# oneDNN's own package file asks for OpenCL, which a CPU build has no use for; hence found by hand.
-find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
-find_library(DNNL_LIBRARY dnnl REQUIRED)
+# oneDNN's own package file asks for OpenCL, which a CPU build has no use for; hence found by hand. Version 2.6 is Debian's;
+# version 3 works too, from a folder (./dev onednn3 makes one).
+set(SHARDMESH_ONEDNN "system" CACHE STRING "oneDNN: system, or a folder with include/ and lib/ of version 2.6 or 3, built for OpenMP")
+if(SHARDMESH_ONEDNN STREQUAL "system")
+  set(onednn_places)
+else()
+  set(onednn_places PATHS ${SHARDMESH_ONEDNN}/include ${SHARDMESH_ONEDNN}/lib NO_DEFAULT_PATH)
+endif()
+# Found anew each time, since the option may change.
+find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED NO_CACHE ${onednn_places})
+find_library(DNNL_LIBRARY dnnl REQUIRED NO_CACHE ${onednn_places})
 add_library(shardmesh_dnnl INTERFACE IMPORTED GLOBAL)
 add_library(shardmesh::dnnl ALIAS shardmesh_dnnl)
 target_include_directories(shardmesh_dnnl INTERFACE ${DNNL_INCLUDE_DIR})

@@ -203,6 +203,9 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
   };
   const auto memory_repairs = scrub_repairs("memory");
   const auto disk_repairs = scrub_repairs("disk");
+  const auto compiled = metrics->AddCounter(
+      "shardmesh_worker_compiled_kernels_total",
+      "Kernels that were compiled, each for a product of a shape that had none.");
   const DiscardedFrames discarded(metrics);
   const auto links = metrics->AddGauge("shardmesh_worker_measured_links",
                                        "Links to peers of which this worker knows the speed.");
@@ -241,6 +244,8 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
     disk_faults.RaiseTo(static_cast<double>(scrub.damaged_files));
     memory_repairs.RaiseTo(static_cast<double>(scrub.reread_tiles));
     disk_repairs.RaiseTo(static_cast<double>(scrub.rewritten_files));
+
+    compiled.RaiseTo(static_cast<double>(state.kernel->compilations()));
 
     const PeerLinks::Counters counters = state.links->counters();
     streamed.RaiseTo(static_cast<double>(counters.sent_bytes - counters.shared_bytes));

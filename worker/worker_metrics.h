@@ -5,6 +5,7 @@
 #include "rpc/metrics/metrics.h"
 #include "tensor/buffer.h"
 #include "worker/exchange/peer_links.h"
+#include "worker/kernel/matmul.h"
 #include "worker/service/coordinator_link.h"
 #include "worker/service/handover_inbox.h"
 #include "worker/service/tile_filler.h"
@@ -27,6 +28,7 @@ struct WorkerState {
   const TileFiller* filler = nullptr;
   const HandoverInbox* inbox = nullptr;  // null: the worker has none
   const Scrubber* scrubber = nullptr;
+  const MatmulKernel* kernel = nullptr;
   const CoordinatorLink* coordinator = nullptr;
 };
 void ExportState(rpc::Metrics* metrics, const WorkerState& state);

@@ -319,6 +319,7 @@ class WorkerServer::Impl {
                             .filler = filler_.get(),
                             .inbox = inbox_.get(),
                             .scrubber = scrubber_.get(),
+                            .kernel = &kernel_,
                             .coordinator = link_.get()});
     rpc::ExportValidity(options_.credentials, metrics_);
     if (!options_.metrics_listen.empty()) {

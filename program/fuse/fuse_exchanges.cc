@@ -107,6 +107,13 @@ absl::Status CheckParts(const Plan& plan, const GroupCollective& op, const Local
                         ProductSide side, ValueIndex output) {
   if (op.algorithm != CollectiveAlgorithm::kPairwise) return Refused("it is not pairwise");
   SHARDMESH_ASSIGN_OR_RETURN(const SplitDim split, SplitDimOf(plan, matmul, side, op.dimension));
+  if (side == ProductSide::kOut && split.is_columns()) {
+    const Shape out = TileShape(plan.mesh, plan.values[output]);
+    const int64_t columns = std::max<int64_t>(out.back(), 1);
+    if (TileElements(plan.mesh, plan.values[output]) < kFewestRowsOfScatteredColumns * columns) {
+      return Refused("its rows are few");
+    }
+  }
   return CheckSizes(plan, matmul, split, output);
 }
 

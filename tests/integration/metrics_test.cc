@@ -202,6 +202,7 @@ TEST(MetricsTest, WorkIsCountedWhereItIsDone) {
     EXPECT_EQ(worker["shardmesh_worker_steps_total{outcome=\"done\"}"], 4);
     EXPECT_GT(worker["shardmesh_worker_kernel_flops_total"], 0);
     EXPECT_GT(worker["shardmesh_worker_kernel_seconds_total"], 0);
+    EXPECT_GT(worker["shardmesh_worker_compiled_kernels_total"], 0);
     EXPECT_GT(worker["shardmesh_worker_store_used_bytes"], 0);
     EXPECT_GT(worker["shardmesh_worker_store_limit_bytes"],
               worker["shardmesh_worker_store_used_bytes"]);

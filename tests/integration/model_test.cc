@@ -35,6 +35,7 @@
 #include "tensor/safetensors.h"
 #include "tensor/source_file.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/metric_values.h"
 #include "tests/testing/plain_transformer.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
@@ -119,6 +120,17 @@ class ModelTest : public ::testing::TestWithParam<std::string> {
     const absl::Time changed = absl::TimeFromTimespec(state.st_ctim);
     ASSERT_TRUE(Eventually([&] { return !MayChangeUnseen(changed, absl::Now()); }));
   }
+  // Returns how many kernels the workers have compiled.
+  double CompiledKernels() {
+    double count = 0;
+    const std::vector<std::string> addresses = cluster_->metrics_addresses();
+    for (size_t i = 1; i < addresses.size(); ++i) {
+      auto values = MetricValues(addresses[i]);
+      EXPECT_THAT(values, IsOk());
+      if (values.ok()) count += (*values)["shardmesh_worker_compiled_kernels_total"];
+    }
+    return count;
+  }
   void Load() {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(&cluster_->client(), folder_, "tiny"));
   }
@@ -195,10 +207,20 @@ TEST_P(ModelTest, GeneratesTheTokensOfAPlainComputation) {
   ASSERT_NO_FATAL_FAILURE(Load());
   const std::vector<std::vector<int32_t>> prompts = {
       {1, 5, 77, 200, 3, 9}, {255}, {0, 0, 17, 4, 4, 4, 8, 15, 16, 23, 42, 99, 98, 97, 96, 95, 94}};
+  // The first steps compile kernels. Later tokens, and prompts of other lengths that are padded to
+  // the same one, need no others.
+  const double compiled_before = CompiledKernels();
+  ASSERT_THAT(
+      client::GenerateTokens(&cluster_->client(), model_,
+                             {std::vector<int32_t>(20, 1), {2}, {3, 4}}, {.max_new_tokens = 2}),
+      IsOk());
+  const double compiled = CompiledKernels();
+  EXPECT_GT(compiled, compiled_before);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const Generation generation,
       client::GenerateTokens(&cluster_->client(), model_, prompts,
                              {.max_new_tokens = 64, .gives_logits = true}));
+  EXPECT_EQ(CompiledKernels(), compiled);
   ASSERT_EQ(generation.logits.size(), 64U);
   EXPECT_EQ(generation.decode_steps, 63);
   const PlainLlama plain(kTinyLlama, ReadTensors(folder_));

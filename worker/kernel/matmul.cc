@@ -1,4 +1,4 @@
-// MatmulKernel, implemented with oneDNN versions 2 and 3. Only this file uses oneDNN.
+// MatmulKernel, implemented with oneDNN (dnnl_matmul.h) and with loops of our own.
 #include "worker/kernel/matmul.h"
 
 #include <omp.h>
@@ -25,9 +25,11 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "worker/kernel/aligned_bytes.h"
+#include "worker/kernel/dnnl_matmul.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/kernel/float_block.h"
 #include "worker/kernel/host_share.h"
+#include "worker/kernel/streamed_product.h"
 #include "worker/kernel/weight_loops.h"
 #include "worker/kernel/weight_panels.h"
 
@@ -35,73 +37,6 @@ namespace shardmesh::worker {
 namespace {
 
 using dnnl::memory;
-
-// Differences between versions 2 and 3 of oneDNN. ----------------------------------------------
-
-void AppendEltwise(dnnl::post_ops& post_ops, dnnl::algorithm algorithm, float alpha) {
-#if DNNL_VERSION_MAJOR >= 3
-  post_ops.append_eltwise(algorithm, alpha, 0);
-#else
-  post_ops.append_eltwise(1, algorithm, alpha, 0);
-#endif
-}
-
-dnnl::matmul::primitive_desc MakePrimitiveDesc(const dnnl::engine& engine, const memory::desc& lhs,
-                                               const memory::desc& rhs,
-                                               const std::optional<memory::desc>& bias,
-                                               const memory::desc& out,
-                                               const dnnl::primitive_attr& attr) {
-#if DNNL_VERSION_MAJOR >= 3
-  return bias ? dnnl::matmul::primitive_desc(engine, lhs, rhs, *bias, out, attr)
-              : dnnl::matmul::primitive_desc(engine, lhs, rhs, out, attr);
-#else
-  return {bias ? dnnl::matmul::desc(lhs, rhs, *bias, out) : dnnl::matmul::desc(lhs, rhs, out), attr,
-          engine};
-#endif
-}
-
-// A layout in which an element lies at the sum of the places of its outer blocks, by `strides`, and
-// of its place within them, by inner blocks: `inner_sizes[i]` indices of dimension `inner_dims[i]`,
-// the outermost first.
-struct Blocking {
-  memory::dims strides;
-  memory::dims inner_sizes;
-  memory::dims inner_dims;
-};
-
-// Returns nullopt if the layout is not made of blocks.
-std::optional<Blocking> BlockingOf(const memory::desc& desc) {
-#if DNNL_VERSION_MAJOR >= 3
-  if (desc.get_format_kind() != memory::format_kind::blocked) return std::nullopt;
-  return Blocking{desc.get_strides(), desc.get_inner_blks(), desc.get_inner_idxs()};
-#else
-  if (desc.data.format_kind != dnnl_blocked) return std::nullopt;
-  const dnnl_blocking_desc_t& from = desc.data.format_desc.blocking;
-  return Blocking{{from.strides, from.strides + desc.data.ndims},
-                  {from.inner_blks, from.inner_blks + from.inner_nblks},
-                  {from.inner_idxs, from.inner_idxs + from.inner_nblks}};
-#endif
-}
-
-// ----------------------------------------------------------------------------------------------
-
-const dnnl::engine& Engine() {
-  static const dnnl::engine* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
-
-memory::data_type TypeOf(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32:
-      return memory::data_type::f32;
-    case Dtype::kBF16:
-      return memory::data_type::bf16;
-    case Dtype::kI8:
-      return memory::data_type::s8;
-    default:
-      return memory::data_type::undef;  // refused by CheckTypes
-  }
-}
 
 int64_t ElementBytes(Dtype dtype) { return BitsPerElement(dtype) / 8; }
 
@@ -183,14 +118,6 @@ absl::Status CheckOperand(std::string_view name, size_t size_bytes, Dtype dtype,
       StrCat(name, " of a product has ", size_bytes, " bytes where ", elements, " elements of ",
              DtypeName(dtype), " are ", need_bytes),
       {{fact::kHave, size_bytes}, {fact::kNeed, need_bytes}, {fact::kOp, "matmul"}});
-}
-
-// Returns the descriptor of a rows x columns matrix that is a part of a larger matrix. In the
-// larger matrix, rows (columns, if transposed) begin `pitch` elements apart.
-memory::desc MatrixDesc(Dtype dtype, int64_t rows, int64_t columns, int64_t pitch,
-                        bool transposed) {
-  return memory::desc({rows, columns}, TypeOf(dtype),
-                      transposed ? memory::dims{1, pitch} : memory::dims{pitch, 1});
 }
 
 // While this object exists, parallel regions that this thread starts use the given number of OpenMP
@@ -286,118 +213,6 @@ uint64_t LayoutNumber(const MatmulSpec& spec, int64_t columns, const memory::des
   return number;
 }
 
-// The compiled product of one block. To compute a block, a run executes it once.
-struct Compiled {
-  dnnl::matmul primitive;
-  memory::desc lhs;
-  memory::desc rhs;
-  memory::desc out;
-  memory::desc bias;  // set if has_bias: oneDNN adds the bias in the product itself
-  memory::desc scratch;
-  bool has_bias = false;
-  // A row of F32 or of the bias's type that a post-op multiplies or adds.
-  struct Row {
-    memory::desc desc;
-    int argument = 0;
-  };
-  std::optional<Row> scales;
-  std::optional<Row> addend;  // the bias, if it is added after scaling
-};
-
-absl::StatusOr<dnnl::algorithm> AlgorithmOf(Activation activation) {
-  switch (activation) {
-    case Activation::kRelu:
-      return dnnl::algorithm::eltwise_relu;
-    case Activation::kGelu:
-      return dnnl::algorithm::eltwise_gelu_erf;
-    case Activation::kGeluTanh:
-      return dnnl::algorithm::eltwise_gelu_tanh;
-    case Activation::kSilu:
-      return dnnl::algorithm::eltwise_swish;
-    case Activation::kNone:
-      break;
-  }
-  return absl::InternalError(StrCat("activation ", static_cast<int>(activation), " has no kernel"));
-}
-
-// Describes the product of one block, `rows` x `columns`, of the spec's product. `rhs` is the
-// layout of the right-hand operand; with format `any`, oneDNN chooses the layout that it prefers.
-absl::StatusOr<dnnl::matmul::primitive_desc> Describe(const MatmulSpec& spec, int64_t rows,
-                                                      int64_t columns, const memory::desc& rhs,
-                                                      Compiled& compiled) {
-  compiled.lhs = MatrixDesc(spec.lhs_dtype, rows, spec.k, spec.transpose_lhs ? spec.m : spec.k,
-                            spec.transpose_lhs);
-  compiled.out = MatrixDesc(spec.out_dtype, rows, columns, spec.n, false);
-
-  // Scales must not apply to the bias, but oneDNN would scale a bias that is part of the product.
-  // If there are scales, a post-op therefore adds the bias after scaling.
-  dnnl::post_ops post_ops;
-  std::optional<memory::desc> bias;
-  const auto append_row = [&](dnnl::algorithm algorithm, Dtype dtype) {
-    const memory::desc row({1, columns}, TypeOf(dtype), memory::format_tag::ab);
-    const int number = post_ops.len();
-    post_ops.append_binary(algorithm, row);
-    return Compiled::Row{row, DNNL_ARG_ATTR_MULTIPLE_POST_OP(number) | DNNL_ARG_SRC_1};
-  };
-  if (spec.scale != 1) {
-    AppendEltwise(post_ops, dnnl::algorithm::eltwise_linear, spec.scale);
-  }
-  if (spec.has_scales) {
-    compiled.scales = append_row(dnnl::algorithm::binary_mul, Dtype::kF32);
-  }
-  if (spec.has_bias && post_ops.len() > 0) {
-    compiled.addend = append_row(dnnl::algorithm::binary_add, spec.bias_dtype);
-  } else if (spec.has_bias) {
-    compiled.has_bias = true;
-    compiled.bias = memory::desc({1, columns}, TypeOf(spec.bias_dtype), memory::format_tag::ab);
-    bias = compiled.bias;
-  }
-  if (spec.activation != Activation::kNone) {
-    SHARDMESH_ASSIGN_OR_RETURN(const dnnl::algorithm algorithm, AlgorithmOf(spec.activation));
-    // For swish, alpha is the factor in its exponent. For relu, alpha is the slope below 0.
-    AppendEltwise(post_ops, algorithm, spec.activation == Activation::kSilu ? 1.0f : 0.0f);
-  }
-  dnnl::primitive_attr attr;
-  attr.set_post_ops(post_ops);
-  // The caller provides the scratchpad. A scratchpad of oneDNN's own would belong to the thread
-  // that compiles.
-  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return MakePrimitiveDesc(Engine(), compiled.lhs, rhs, bias, compiled.out, attr);
-}
-
-absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const MatmulSpec& spec, int64_t rows,
-                                                        int64_t columns, const memory::desc& rhs) {
-  auto compiled = std::make_shared<Compiled>();
-  SHARDMESH_ASSIGN_OR_RETURN(const dnnl::matmul::primitive_desc description,
-                             Describe(spec, rows, columns, rhs, *compiled));
-  compiled->rhs = description.weights_desc();
-  compiled->scratch = description.scratchpad_desc();
-  compiled->primitive = dnnl::matmul(description);
-  return compiled;
-}
-
-// Returns whether oneDNN may use the instruction set.
-bool MayUse(dnnl::cpu_isa each) {
-  static const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-  return (isa & static_cast<unsigned>(each)) == static_cast<unsigned>(each);
-}
-
-// Returns whether oneDNN multiplies the type on this CPU with correct results. Version 2 has no
-// product of F16. Before AVX-512, oneDNN has no product of BF16. Without integer dot products
-// (VNNI), it adds pairs of I8 products in 16 bits, and these sums saturate.
-bool HasProduct(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF16:
-      return false;
-    case Dtype::kBF16:
-      return MayUse(dnnl::cpu_isa::avx512_core);
-    case Dtype::kI8:
-      return MayUse(dnnl::cpu_isa::avx512_core_vnni) || MayUse(dnnl::cpu_isa::avx2_vnni);
-    default:
-      return true;
-  }
-}
-
 // Returns a product that differs from `spec` only in its types: both operands are `computed`. If
 // that is F32, so are bias and result.
 MatmulSpec Converted(MatmulSpec spec, Dtype computed) {
@@ -440,6 +255,38 @@ void WidenPanel(const MatmulSpec& spec, absl::Span<const char> rhs, int64_t colu
   } else {
     WidenRows(spec.rhs_dtype, rhs.data() + column * bytes, spec.k, columns, spec.n, to_dtype, to);
   }
+}
+
+// Returns lhs as F32 without gaps, not transposed. Where it is not so already, it is in `scratch`.
+const float* FloatsOf(const MatmulSpec& spec, const char* lhs, RunScratch& scratch) {
+  const bool turns = spec.transpose_lhs && spec.m > 1;
+  if (spec.lhs_dtype == Dtype::kF32 && !turns) return reinterpret_cast<const float*>(lhs);
+  const auto count = static_cast<size_t>(spec.m * spec.k);
+  auto* const floats = reinterpret_cast<float*>(scratch.Get(2 * count * sizeof(float)));
+  LoadFloats(spec.lhs_dtype, lhs, count, floats);
+  if (!turns) return floats;
+  float* const rows = floats + count;
+  for (int64_t row = 0; row < spec.m; ++row) {
+    for (int64_t i = 0; i < spec.k; ++i) rows[row * spec.k + i] = floats[i * spec.m + row];
+  }
+  return rows;
+}
+
+// Returns a lhs of BF16 as pairs (StreamedProduct), in `scratch`.
+const uint32_t* PairsOf(const MatmulSpec& spec, const char* lhs, RunScratch& scratch) {
+  const int64_t pitch = (spec.k + 1) / 2 * 2;
+  const auto size_bytes = static_cast<size_t>(spec.m * pitch) * sizeof(uint16_t);
+  char* const pairs = scratch.Get(size_bytes);
+  std::memset(pairs, 0, size_bytes);
+  for (int64_t row = 0; row < spec.m; ++row) {
+    char* const to = pairs + row * pitch * 2;
+    if (!spec.transpose_lhs) {
+      std::memcpy(to, lhs + row * spec.k * 2, static_cast<size_t>(spec.k) * 2);
+      continue;
+    }
+    for (int64_t i = 0; i < spec.k; ++i) std::memcpy(to + i * 2, lhs + (i * spec.m + row) * 2, 2);
+  }
+  return reinterpret_cast<const uint32_t*>(pairs);
 }
 
 // Memory for one block's operands and result in F32.
@@ -490,7 +337,7 @@ struct PanelDimension {
   }
 };
 
-PanelDimension DimensionOf(const Blocking& layout, int64_t dimension) {
+PanelDimension DimensionOf(const BlockedLayout& layout, int64_t dimension) {
   // Joins the inner blocks of the dimension, the innermost first, to one block.
   PanelDimension result{.stride = layout.strides[static_cast<size_t>(dimension)], .places = {0}};
   int64_t inner_stride = 1;
@@ -549,7 +396,19 @@ struct PackedWeights::Rep {
     // Set if the weights can be unpacked.
     PanelDimension rows = {};
     PanelDimension columns = {};
+    std::optional<PanelsView> view = std::nullopt;  // for products of few rows
   };
+
+  // Returns whether MultiplyPanels computes a product, or a part of a product of `rows`. Where it
+  // could read a layout of oneDNN, activations and scales stay oneDNN's.
+  bool IsStreamed(const MatmulSpec& spec, int64_t rows) const {
+    if (rows > kMostStreamedRows) return false;
+    if (own_panels != nullptr) return true;
+    return spec.activation == Activation::kNone && spec.scale == 1 && !is_widened &&
+           !panels.empty() && std::all_of(panels.begin(), panels.end(), [](const Panel& panel) {
+             return panel.view.has_value();
+           });
+  }
 
   // Unpack, for elements of kBytes, in numbers of elements.
   template <size_t kBytes>
@@ -651,13 +510,14 @@ class MatmulKernel::Cache {
     }
   };
 
-  using Compilations = LruCache<Key, std::shared_ptr<const Compiled>>;
+  using Compilations = LruCache<Key, std::shared_ptr<const CompiledProduct>>;
 
   explicit Cache(size_t capacity) : compiled_({.entries = std::max<size_t>(capacity, 1)}) {}
 
   // Returns the compiled product for `key`. `rhs` is the layout of its right-hand side. Compiles
   // the product if it is not in the cache.
-  absl::StatusOr<std::shared_ptr<const Compiled>> Get(const Key& key, const memory::desc& rhs)
+  absl::StatusOr<std::shared_ptr<const CompiledProduct>> Get(const Key& key,
+                                                             const memory::desc& rhs)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
@@ -665,8 +525,8 @@ class MatmulKernel::Cache {
     }
     // Compiling takes milliseconds, so it runs without the lock. If two threads compile the same
     // product, the cache keeps the first result.
-    SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> compiled,
-                               Compile(key.spec, key.rows, key.columns, rhs));
+    SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledProduct> compiled,
+                               CompileProduct(key.spec, key.rows, key.columns, rhs));
     Compilations::Forgotten forgotten;  // evicted products, destroyed after the lock is released
     absl::MutexLock lock(&mutex_);
     ++compilations_;
@@ -735,15 +595,14 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   }
   if (spec.m == 0 || spec.n == 0) return absl::OkStatus();
   if (spec.k == 0) return RunWithoutSums(spec, operands);
-  if (packed != nullptr && packed->own_panels != nullptr &&
-      spec.m <= WeightPanels::kMostStreamedRows) {
+  if (packed != nullptr && packed->IsStreamed(spec, std::max(spec.m, operands.rows_of_whole))) {
     return RunStreamed(spec, operands, abort_check);
   }
   return RunBlocks(spec, operands, abort_check);
 }
 
 bool MatmulKernel::IsWidened(Dtype dtype) const {
-  return dtype != Dtype::kF32 && (converts_all_ || !HasProduct(dtype));
+  return dtype != Dtype::kF32 && (converts_all_ || !DnnlMultiplies(dtype));
 }
 
 Dtype MatmulKernel::ComputedType(const MatmulSpec& spec) const {
@@ -752,30 +611,12 @@ Dtype MatmulKernel::ComputedType(const MatmulSpec& spec) const {
 
 bool MatmulKernel::KeepsBitsOfRows(Dtype dtype) const {
   if (dtype == Dtype::kF16) return false;
-#if DNNL_VERSION_MAJOR >= 3
-  // Version 3 has other kernels, and other rules for threads.
-  static_cast<void>(dtype);
-  return false;
-#else
-  // From this number on, the kernel for AMX considers to split k (nthr / 8 > 1).
-  constexpr int kThreadsThatSplitK = 16;
-  if (IsWidened(dtype)) dtype = Dtype::kF32;  // all products are of F32 then
-  switch (dtype) {
-    case Dtype::kF32:
-      return MayUse(dnnl::cpu_isa::avx512_core);
-    case Dtype::kBF16:
-      return MayUse(dnnl::cpu_isa::avx512_core_bf16) &&
-             (!MayUse(dnnl::cpu_isa::avx512_core_amx) || threads_ < kThreadsThatSplitK);
-    default:
-      return false;  // no program multiplies other types
-  }
-#endif
+  // Products of types that the kernel converts are of F32.
+  return DnnlKeepsBitsOfRows(IsWidened(dtype) ? Dtype::kF32 : dtype, threads_);
 }
 
 bool MatmulKernel::KeepsBitsOfParts(Dtype dtype) const {
-  const bool has_amx =
-      dtype == Dtype::kBF16 && !IsWidened(dtype) && MayUse(dnnl::cpu_isa::avx512_core_amx);
-  return KeepsBitsOfRows(dtype) && !has_amx;
+  return KeepsBitsOfRows(dtype) && DnnlKeepsBitsOfParts(IsWidened(dtype) ? Dtype::kF32 : dtype);
 }
 
 BlockLimits MatmulKernel::LimitsFor(bool is_widened) const {
@@ -791,33 +632,38 @@ int64_t MatmulKernel::LikelyPackedBytes(const MatmulSpec& spec) const {
 absl::Status MatmulKernel::RunStreamed(const MatmulSpec& spec, const MatmulOperands& operands,
                                        const AbortCheck& abort_check) const {
   return CatchErrors(spec, [&]() -> absl::Status {
+    const PackedWeights::Rep& packed = *operands.packed->rep_;
     RunScratch scratch;
-    auto* lhs = reinterpret_cast<const float*>(operands.lhs.data());
-    if (spec.lhs_dtype != Dtype::kF32 || (spec.transpose_lhs && spec.m > 1)) {
-      const auto count = static_cast<size_t>(spec.m * spec.k);
-      auto* const floats = reinterpret_cast<float*>(scratch.Get(2 * count * sizeof(float)));
-      LoadFloats(spec.lhs_dtype, operands.lhs.data(), count, floats);
-      lhs = floats;
-      if (spec.transpose_lhs) {
-        float* const rows = floats + count;
-        for (int64_t row = 0; row < spec.m; ++row) {
-          for (int64_t i = 0; i < spec.k; ++i) rows[row * spec.k + i] = floats[i * spec.m + row];
-        }
-        lhs = rows;
-      }
+    StreamedProduct product = {.rows = spec.m,
+                               .scale = spec.scale,
+                               .bias_dtype = spec.bias_dtype,
+                               .activation = spec.activation,
+                               .out_dtype = spec.out_dtype,
+                               .out_pitch = spec.n};
+    const bool converts_to_pairs = packed.own_panels != nullptr && spec.lhs_dtype == Dtype::kBF16 &&
+                                   spec.m > kMostRowsOfOnePass && MultipliesPairs();
+    if (converts_to_pairs || spec.rhs_dtype == Dtype::kBF16) {
+      product.pairs = PairsOf(spec, operands.lhs.data(), scratch);
+    } else {
+      product.floats = FloatsOf(spec, operands.lhs.data(), scratch);
     }
-    return operands.packed->rep_->own_panels->Multiply(
-        {.rows = spec.m,
-         .lhs = lhs,
-         .scale = spec.scale,
-         .scales =
-             spec.has_scales ? reinterpret_cast<const float*>(operands.scales.data()) : nullptr,
-         .bias_dtype = spec.bias_dtype,
-         .bias = spec.has_bias ? operands.bias.data() : nullptr,
-         .activation = spec.activation,
-         .out_dtype = spec.out_dtype,
-         .out = operands.out.data()},
-        threads_, PanelColumns(spec, limits_), abort_check);
+    const auto multiply = [&](const PanelsView& view, int64_t first) {
+      if (spec.has_scales) {
+        product.scales = reinterpret_cast<const float*>(operands.scales.data()) + first;
+      }
+      if (spec.has_bias) {
+        product.bias = operands.bias.data() + first * ElementBytes(spec.bias_dtype);
+      }
+      product.out = operands.out.data() + first * ElementBytes(spec.out_dtype);
+      return MultiplyPanels(view, product, threads_, PanelColumns(spec, limits_), abort_check);
+    };
+    if (packed.own_panels != nullptr) return multiply(packed.own_panels->view(), 0);
+    for (int64_t first = 0; first < spec.n; first += packed.panel_columns) {
+      if (abort_check && first > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
+      SHARDMESH_RETURN_IF_ERROR(
+          multiply(*packed.panels[static_cast<size_t>(first / packed.panel_columns)].view, first));
+    }
+    return absl::OkStatus();
   });
 }
 
@@ -832,7 +678,7 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
                                                                     : spec.lhs_dtype;
   return CatchErrors(spec, [&]() -> absl::Status {
     const ScopedThreads threads(threads_);
-    dnnl::stream stream(Engine());
+    dnnl::stream stream(DnnlEngine());
     MatmulSpec whole = Converted(spec, computed);
     if (own_panels != nullptr) whole.transpose_rhs = false;
     // The parts that differ in type from the spec's.
@@ -924,12 +770,12 @@ absl::Status MatmulKernel::RunBlocks(const MatmulSpec& spec, const MatmulOperand
           out = wide->out();
         }
         SHARDMESH_ASSIGN_OR_RETURN(
-            const std::shared_ptr<const Compiled> compiled,
+            const std::shared_ptr<const CompiledProduct> compiled,
             cache_->Get({block, rows, columns, layout, is_plain ? rhs_pitch : 0}, rhs_desc));
 
         // oneDNN takes no const memory, but does not write to operands.
         const auto bind = [](const memory::desc& desc, const char* data) {
-          return memory(desc, Engine(), const_cast<char*>(data));
+          return memory(desc, DnnlEngine(), const_cast<char*>(data));
         };
         std::unordered_map<int, memory> arguments = {
             {DNNL_ARG_SRC, bind(compiled->lhs, lhs)},
@@ -1004,25 +850,24 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
             ConvertedBlock::Create(*pool_, 0, spec.k * std::min(rep->panel_columns, spec.n), 0, 0));
       }
       const ScopedThreads threads(threads_);
-      dnnl::stream stream(Engine());
+      dnnl::stream stream(DnnlEngine());
       for (int64_t column = 0; column < spec.n; column += rep->panel_columns) {
         if (abort_check && column > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
         const int64_t columns = std::min(rep->panel_columns, spec.n - column);
-        const memory::desc any({spec.k, columns}, TypeOf(whole.rhs_dtype), memory::format_tag::any);
-        Compiled unused;
-        SHARDMESH_ASSIGN_OR_RETURN(
-            const dnnl::matmul::primitive_desc description,
-            Describe(whole, std::max<int64_t>(spec.m, 1), columns, any, unused));
         PackedWeights::Rep::Panel panel;
-        panel.desc = description.weights_desc();
+        SHARDMESH_ASSIGN_OR_RETURN(panel.desc,
+                                   PreferredLayout(whole, std::max<int64_t>(spec.m, 1), columns));
         panel.layout = LayoutNumber(whole, columns, panel.desc);
-        const std::optional<Blocking> blocking = BlockingOf(panel.desc);
+        const std::optional<BlockedLayout> blocking = BlockedLayoutOf(panel.desc);
         rep->can_unpack &= blocking.has_value();
         if (rep->can_unpack) {
           panel.rows = DimensionOf(*blocking, 0);
           panel.columns = DimensionOf(*blocking, 1);
         }
         panel.data = AllocateAligned(panel.desc.get_size());
+        if (blocking.has_value() && spec.lhs_dtype == spec.rhs_dtype) {
+          panel.view = PanelsOf(whole.rhs_dtype, spec.k, columns, *blocking, panel.data.get());
+        }
         const memory::desc plain = MatrixDesc(whole.rhs_dtype, spec.k, columns,
                                               spec.transpose_rhs ? spec.k
                                               : rep->is_widened  ? columns
@@ -1034,8 +879,8 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
           WidenPanel(spec, rhs, column, columns, Dtype::kF32, wide->rhs());
           from = wide->rhs();
         }
-        memory source(plain, Engine(), const_cast<char*>(from));
-        memory target(panel.desc, Engine(), panel.data.get());
+        memory source(plain, DnnlEngine(), const_cast<char*>(from));
+        memory target(panel.desc, DnnlEngine(), panel.data.get());
         dnnl::reorder(source, target).execute(stream, source, target);
         stream.wait();
         rep->size_bytes += static_cast<int64_t>(panel.desc.get_size());

@@ -48,8 +48,8 @@ namespace shardmesh::worker {
 // the CPU multiplies these. Sums of I8 products beyond 2^24 are then rounded like sums of F32.
 //
 // Weights of F16, and those of I8 for a lhs of floats, are packed as they are. A product of at most
-// WeightPanels::kMostStreamedRows rows by packed weights converts them in registers: it reads them
-// once, and no other memory. Other weights that the kernel converts are packed as F32.
+// kMostStreamedRows rows by packed weights converts them while it multiplies: it reads them once,
+// and no other memory. Other weights that the kernel converts are packed as F32.
 //
 // The kernel refuses any other combination (UNSUPPORTED_DTYPE).
 struct MatmulSpec {
@@ -126,6 +126,9 @@ struct MatmulOperands {
   absl::Span<char> out;  // the result; may not overlap the operands
   const PackedWeights* packed = nullptr;
   absl::Span<const char> scales = {};
+  // The rows of the product whose rows are computed by several runs, of which this is one
+  // (KeepsBitsOfRows). 0: this run computes all rows.
+  int64_t rows_of_whole = 0;
 };
 
 // Upper limits for the work of one block of a product.
@@ -191,15 +194,16 @@ class MatmulKernel {
 
   // Returns whether the bits of a row of the result depend on the row of lhs and on the other
   // operands only, and not on `m`: the rows of a product may then be computed by several products
-  // of fewer rows. `dtype` is that of both operands. Holds if lhs is not transposed and the weights
-  // are packed in one way, or not at all, in all of these products.
+  // of fewer rows. `dtype` is that of both operands. Holds if lhs is not transposed, the weights
+  // are packed in one way, or not at all, in all of these products, and `rows_of_whole` is the
+  // same: it decides whether oneDNN computes a product, or the loops for few rows.
   //
   // False for F16: the number of rows decides how packed weights are read.
   //
   // True if oneDNN 2 multiplies the type with its kernels for AVX-512 (brgemm), which add the
-  // products of a row in the order of k. The kernels for older CPUs, and those for BF16 on CPUs
-  // with AVX-512 only, choose the order by m. With at least 16 threads, the kernel for BF16 on AMX
-  // splits k among threads where m is small.
+  // products of a row in the order of k, in parts that do not depend on m. The kernels for older
+  // CPUs, and those for BF16 on CPUs with AVX-512 only, choose the order by m. With at least 16
+  // threads, the kernel for BF16 on AMX splits k among threads where m is small.
   bool KeepsBitsOfRows(Dtype dtype) const;
 
   // Returns whether the bits of an element of the result depend on its row of lhs, its column of
@@ -236,7 +240,7 @@ class MatmulKernel {
   // Returns the type in which the kernel multiplies plain operands of these types.
   Dtype ComputedType(const MatmulSpec& spec) const;
   BlockLimits LimitsFor(bool is_widened) const;
-  // Runs a product of few rows by weights that are packed as panels.
+  // Runs a product of few rows by packed weights that lie in panels.
   absl::Status RunStreamed(const MatmulSpec& spec, const MatmulOperands& operands,
                            const AbortCheck& abort_check) const;
   // Runs a product block by block.

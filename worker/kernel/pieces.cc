@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "absl/base/config.h"
 #include "process/thread_pool.h"
 #include "status/status_macros.h"
 
@@ -23,6 +24,18 @@ absl::Status RunPieces(int64_t count, const PieceOptions& options,
     });
   }
   return absl::OkStatus();
+}
+
+// ThreadSanitizer does not see how they synchronise, and the OpenMP of clang,
+// which the builds for the sanitizers use, leaks a little for each thread that has called it.
+void RunOnKernelThreads(int64_t count, int threads, absl::FunctionRef<void(int64_t i)> body) {
+#if defined(ABSL_HAVE_THREAD_SANITIZER) || defined(ABSL_HAVE_ADDRESS_SANITIZER)
+  RunOnThreads(static_cast<size_t>(count), static_cast<size_t>(threads),
+               [&](size_t i) { body(static_cast<int64_t>(i)); });
+#else
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 1)
+  for (int64_t i = 0; i < count; ++i) body(i);
+#endif
 }
 
 int64_t ItemsOfPiece(int64_t cost_of_piece, int64_t cost) {

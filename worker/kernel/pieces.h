@@ -29,6 +29,10 @@ absl::Status RunPieces(int64_t count, const PieceOptions& options,
                        const std::function<absl::Status()>& abort_check,
                        absl::FunctionRef<void(int64_t begin, int64_t end)> body);
 
+// Calls body(i) for each i in [0, count) on `threads` threads of OpenMP: those of oneDNN's
+// products, which wait for work for a while. For work between such products.
+void RunOnKernelThreads(int64_t count, int threads, absl::FunctionRef<void(int64_t i)> body);
+
 // Returns how many items of `cost` are about as much work as `cost_of_piece`: at least 1.
 int64_t ItemsOfPiece(int64_t cost_of_piece, int64_t cost);
 

@@ -11,23 +11,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tensor/dtype.h"
-#include "tensor/elementwise.h"
 #include "worker/kernel/aligned_bytes.h"
+#include "worker/kernel/streamed_product.h"
+#include "worker/kernel/weight_loops.h"
 
 namespace shardmesh::worker {
-
-// A product of few rows, out = activation(scale * (lhs * weights) * scales + bias).
-struct StreamedProduct {
-  int64_t rows = 0;            // at most WeightPanels::kMostStreamedRows
-  const float* lhs = nullptr;  // [rows, k] without gaps
-  float scale = 1;
-  const float* scales = nullptr;  // [n]; null: all are 1
-  Dtype bias_dtype = Dtype::kF32;
-  const char* bias = nullptr;  // [n]; null: there is none
-  Activation activation = Activation::kNone;
-  Dtype out_dtype = Dtype::kF32;
-  char* out = nullptr;  // [rows, n] without gaps
-};
 
 // A matrix [k, n] in panels of kColumns columns. A panel has the elements of its first row, then
 // those of the next row: a product of few rows reads all weights once, in the order of memory. The
@@ -35,10 +23,7 @@ struct StreamedProduct {
 // Immutable and thread-safe.
 class WeightPanels {
  public:
-  static constexpr int64_t kColumns = 64;
-  // Up to this number of rows, Multiply takes less time than to convert the weights for a product
-  // of oneDNN. Measured with AVX-512: both take as long at 12 to 24 rows.
-  static constexpr int64_t kMostStreamedRows = 16;
+  static constexpr int64_t kColumns = kMostPanelColumns;
 
   // Checks for an abort, between pieces of work. A status other than OK ends the work.
   using AbortCheck = std::function<absl::Status()>;
@@ -56,11 +41,8 @@ class WeightPanels {
   // Returns the memory of the panels.
   int64_t size_bytes() const { return SizeBytes(dtype_, k_, n_); }
 
-  // Runs a product. The columns of a panel are computed by one of `threads` threads, so that the
-  // bits do not depend on their number. Calls `abort_check`, if it is not null, after every
-  // `columns_of_turn` columns, rounded up to whole panels. The only error is its status.
-  absl::Status Multiply(const StreamedProduct& product, int threads, int64_t columns_of_turn,
-                        const AbortCheck& abort_check) const;
+  // Returns where the panels lie, for MultiplyPanels. Requires k > 0 and n > 0.
+  PanelsView view() const;
 
   // Converts `columns` columns from `column` on, a multiple of kColumns, to F32 or, for weights of
   // I8, to BF16. Writes them to `out` as a matrix [k, columns] without gaps.
@@ -82,9 +64,6 @@ class WeightPanels {
   const char* At(int64_t row, int64_t column) const;
 
   void PackPanel(int64_t panel, const char* weights);
-  void MultiplyPanel(const StreamedProduct& product, int64_t panel) const;
-  // Adds the products of a panel to `sums`, [rows, PitchOf(panel)].
-  void AddProducts(const StreamedProduct& product, int64_t panel, float* sums) const;
 
   const Dtype dtype_;
   const int64_t element_bytes_;

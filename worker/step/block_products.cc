@@ -396,7 +396,13 @@ absl::Status BlockProducts::Multiply(const ProductBlock& block, absl::Span<char>
   MatmulSpec spec = whole();
   spec.m = block.rows;
   spec.n = block.columns;
-  MatmulOperands operands = {.lhs = block.lhs, .rhs = operands_.rhs.bytes, .bias = {}, .out = out};
+  MatmulOperands operands = {.lhs = block.lhs,
+                             .rhs = operands_.rhs.bytes,
+                             .bias = {},
+                             .out = out,
+                             .packed = nullptr,
+                             .scales = {},
+                             .rows_of_whole = whole().m};
   if (is_whole_rhs) {
     operands.packed = *packed_ != nullptr ? &(*packed_)->weights() : nullptr;
   } else {

@@ -199,6 +199,30 @@ TEST(MatmulTest, MultipliesFloatsByI8WithAFactorForEachColumn) {
   ExpectRight(kernel, unscaled);
 }
 
+// Up to 16 rows, and more: loops of our own read packed weights, which oneDNN's kernels read too.
+TEST(MatmulTest, MultipliesFewRowsByPackedWeightsOfEachType) {
+  MatmulKernel kernel({.threads = 1});
+  // Panels of 64 columns, and checks for an abort after each.
+  MatmulKernel slow({.threads = 1, .flops_per_second = 1e7, .bytes_per_second = 1e5});
+  const int64_t shapes[][2] = {{1, 33}, {17, 64}, {64, 65}, {70, 1}, {130, 300}, {192, 67}};
+  for (const auto& [lhs_dtype, dtype] :
+       {std::pair(Dtype::kF32, Dtype::kF32), std::pair(Dtype::kBF16, Dtype::kBF16),
+        std::pair(Dtype::kF16, Dtype::kF16), std::pair(Dtype::kF32, Dtype::kI8),
+        std::pair(Dtype::kBF16, Dtype::kI8)}) {
+    for (const int64_t m : {2, 3, 4, 5, 8, 15, 16, 17}) {
+      for (const auto& [n, k] : shapes) {
+        MatmulSpec spec = SpecOf(m, n, k, lhs_dtype, m % 2 == 0 ? lhs_dtype : Dtype::kF32);
+        spec.rhs_dtype = dtype;
+        spec.transpose_lhs = m == 3 || n == 64;
+        spec.transpose_rhs = m != 5;
+        spec.has_bias = m % 3 == 0;
+        spec.bias_dtype = m == 15 ? lhs_dtype : Dtype::kF32;
+        ASSERT_NO_FATAL_FAILURE(ExpectRight(k == 300 ? slow : kernel, spec));
+      }
+    }
+  }
+}
+
 TEST(MatmulTest, FusesScaleBiasAndActivation) {
   MatmulKernel kernel({});
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kI8}) {
@@ -409,9 +433,11 @@ TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
     if (!used.KeepsBitsOfRows(dtype)) continue;
     ++compared;
     const auto extent = [&](int64_t most) { return 1 + static_cast<int64_t>(random()) % most; };
-    const MatmulSpec whole = {.m = extent(round % 5 == 0 ? 200 : 40),
+    const MatmulSpec whole = {.m = extent(round % 5 == 0   ? 200
+                                          : round % 3 == 0 ? 16
+                                                           : 40),
                               .n = round % 7 == 0 ? 1 : extent(100),
-                              .k = extent(round % 4 == 0 ? 3000 : 200),
+                              .k = extent(round % 8 < 2 ? 3000 : 200),
                               .lhs_dtype = dtype,
                               .rhs_dtype = dtype,
                               .bias_dtype = dtype,
@@ -450,7 +476,9 @@ TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
                         .rhs = rhs.bytes,
                         .bias = bias.bytes,
                         .out = rows_of(absl::MakeSpan(out.bytes), part.m, whole.n, whole.out_dtype),
-                        .packed = weights}),
+                        .packed = weights,
+                        .scales = {},
+                        .rows_of_whole = whole.m}),
               IsOk());
           row += part.m;
         }
@@ -671,6 +699,40 @@ TEST(MatmulTest, KeepsCompiledKernelsUpToABound) {
   run(1);
   EXPECT_EQ(kernel.compilations(), 4);
   EXPECT_EQ(kernel.cached_kernels(), 2u);
+}
+
+// The products of a decoder's layer for one token, of one sequence and of eight.
+TEST(MatmulTest, DecodingCompilesNothingAfterItsFirstToken) {
+  for (const auto& [lhs_dtype, dtype] :
+       {std::pair(Dtype::kF32, Dtype::kF32), std::pair(Dtype::kBF16, Dtype::kBF16),
+        std::pair(Dtype::kF16, Dtype::kF16), std::pair(Dtype::kBF16, Dtype::kI8)}) {
+    for (const int64_t batch : {1, 8}) {
+      MatmulKernel kernel({.threads = 1});
+      int64_t compiled = 0;
+      std::vector<std::shared_ptr<const PackedWeights>> packed;
+      for (int token = 0; token < 64; ++token) {
+        size_t number = 0;
+        for (const auto& [n, k] : {std::pair(96, 48), std::pair(48, 48), std::pair(130, 48),
+                                   std::pair(48, 130), std::pair(200, 48)}) {
+          MatmulSpec spec = SpecOf(batch, n, k, lhs_dtype);
+          spec.rhs_dtype = dtype;
+          const Matrix lhs(lhs_dtype, batch * k, static_cast<uint32_t>(token));
+          if (token == 0) {
+            const Matrix rhs(dtype, k * n, 2);
+            SHARDMESH_ASSERT_OK_AND_ASSIGN(auto weights, kernel.Pack(spec, rhs.bytes));
+            packed.push_back(std::move(weights));
+          }
+          Matrix out(spec.out_dtype, batch * n, 3);
+          ASSERT_THAT(
+              kernel.Run(spec,
+                         {lhs.bytes, {}, {}, absl::MakeSpan(out.bytes), packed[number++].get()}),
+              IsOk());
+        }
+        if (token == 0) compiled = kernel.compilations();
+      }
+      EXPECT_EQ(kernel.compilations(), compiled) << DtypeName(dtype) << ", batch " << batch;
+    }
+  }
 }
 
 TEST(MatmulTest, RunsOnSeveralThreadsAtOnce) {
