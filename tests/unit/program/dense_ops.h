@@ -225,18 +225,24 @@ class DenseOp {
         }
         return !op.mask.has_value() || At(in_.size() - 1, {at[0], row}) != 0;
       };
-      double sum = 0;
-      double result = 0;
+      std::vector<std::pair<double, int64_t>> scores;  // of the rows that are seen
       for (int64_t row = 0; row < in_[1].shape[1]; ++row) {
         if (!is_seen(row)) continue;
         double score = 0;
         for (int64_t i = 0; i < in_[0].shape[3]; ++i) {
           score += At(0, {at[0], at[1], at[2], i}) * At(1, {at[0], row, key_head, i});
         }
-        sum += std::exp(score * scale);
-        result += std::exp(score * scale) * At(2, {at[0], row, key_head, at[3]});
+        scores.emplace_back(score * scale, row);
       }
-      return sum == 0 ? 0 : result / sum;
+      if (scores.empty()) return 0.0;
+      const double largest = std::max_element(scores.begin(), scores.end())->first;
+      double sum = 0;
+      double result = 0;
+      for (const auto& [score, row] : scores) {
+        sum += std::exp(score - largest);
+        result += std::exp(score - largest) * At(2, {at[0], row, key_head, at[3]});
+      }
+      return result / sum;
     });
   }
   Dense operator()(const TopKOp& op) const {
