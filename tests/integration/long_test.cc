@@ -1,6 +1,8 @@
 // What takes long to be sure of.
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
+#include "tests/integration/random_graphs.h"
+#include "tests/testing/random_cases.h"
 
 namespace shardmesh::test {
 namespace {
@@ -26,6 +28,10 @@ TEST_P(LongTest, ClientsThatUseGroupsInOppositeOrdersForAMinuteNeverDeadlock) {
 
 TEST_P(LongTest, ARankThatIsTenSecondsLateIsNamedAndWaitedFor) {
   ExpectALateRankIsNamedAndWaitedFor(absl::Seconds(10));
+}
+
+TEST_P(LongTest, AThousandRandomGraphsAreComputedWithinTheBounds) {
+  ExpectRandomGraphsVerified(client(), *Mesh::Parse("fsdp=2,tp=2"), RandomCasesOf(1'000));
 }
 
 }  // namespace

@@ -5,19 +5,23 @@ Run it with numpy (recorded with 2.x): `python3 tests/data/numpy/make_tensor_ops
 a line `in DTYPE EXTENTS VALUES...` for each input and `out DTYPE EXTENTS VALUES...`. EXTENTS of a scalar is `-`. The test
 tests/unit/worker/tensor_op/numpy_test.cc has the op of each name.
 """
+import math
 import pathlib
 
 import numpy as np
 
 RANDOM = np.random.default_rng(18)
 LINES = []
-NAMES = {np.dtype(np.float32): "F32", np.dtype(np.int32): "I32", np.dtype(np.float64): "F64", np.dtype(np.int8): "I8"}
+NAMES = {np.dtype(name): dtype for name, dtype in [
+    ("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("int64", "I64"), ("int32", "I32"), ("int16", "I16"),
+    ("int8", "I8"), ("uint8", "U8"), ("bool", "BOOL")]}
 
 
 def line(kind, array, dtype=None):
     extents = ",".join(map(str, array.shape)) or "-"
-    # Inputs have the shortest texts that give the same F32; results of F64 need no more digits.
-    values = (f"{v:.12g}" if array.dtype == np.float64 else str(v) for v in array.ravel())
+    # Texts are the shortest that give the same elements. Results of narrower types need no more than 12 digits.
+    is_rounded = array.dtype == np.float64 and dtype not in (None, "F64")
+    values = (f"{v:.12g}" if is_rounded else str(int(v) if array.dtype == bool else v) for v in array.ravel())
     LINES.append(" ".join([kind, dtype or NAMES[array.dtype], extents, *values]))
 
 
@@ -96,5 +100,69 @@ for queries, rows in [(1, 7), (3, 40), (36, 36)]:
     scores = np.einsum("bshd,bthd->bhst", wide(q), keys) * 0.5
     scores = np.where(np.arange(rows)[None, :] <= positions[:, None], scores, -np.inf)
     case("attention", [q, k, v, positions], np.einsum("bhst,bthe->bshe", softmax(scores), values))
+
+# Other types.
+integers = RANDOM.integers(-30000, 30000, (2, 5)).astype(np.int16)
+for name, function in [("add", np.add), ("subtract", np.subtract), ("multiply", np.multiply), ("minimum", np.minimum),
+                       ("maximum", np.maximum)]:
+    case(name, [integers, integers[:, ::-1]], function(integers, integers[:, ::-1]), "I16")
+for name, function in [("negate", np.negative), ("abs", np.abs)]:
+    case(name, [small], function(small), "I8")
+    case(name, [integers.astype(np.int64)], function(integers.astype(np.int64)), "I64")
+x, y = floats(3, 4).astype(np.float16), floats(4).astype(np.float16)
+for name, function in [("add", np.add), ("multiply", np.multiply), ("divide", np.divide)]:
+    case(name, [x, y], function(wide(x), wide(y)), "F16")
+for name, function in [("exp", np.exp), ("tanh", np.tanh), ("silu", lambda v: v / (1 + np.exp(-v)))]:
+    case(name, [x], function(wide(x)), "F16")
+case("softmax", [x], softmax(wide(x)), "F16")
+x, y = RANDOM.standard_normal((3, 4)), RANDOM.standard_normal(4)
+for name, function in [("add", np.add), ("subtract", np.subtract), ("multiply", np.multiply), ("divide", np.divide)]:
+    case(name, [x, y], function(x, y), "F64")
+for name, function in [("exp", np.exp), ("tanh", np.tanh), ("sqrt", lambda v: np.sqrt(np.abs(v)))]:
+    case(name, [np.abs(x)], function(np.abs(x)), "F64")
+case("top-k", [integers], np.argsort(-integers.astype(np.int32), axis=-1, kind="stable")[:, :3], "I32")
+x = RANDOM.integers(-50, 50, (2, 3, 4)).astype(np.int32)
+for name, function in [("sum", np.sum), ("product", np.prod), ("min", np.min), ("max", np.max)]:
+    case(name, [x], function(x, axis=(0, 2), dtype=np.int32) if name in ("sum", "product") else function(x, axis=(0, 2)),
+         "I32")
+# Conversions: floats towards zero and to the ends of the type, integers wrap.
+x = np.array([0.5, -0.5, 1.9, -1.9, 127.9, -128.9, 300, -300, 1e10, -1e10, 65519, 1e-8, 2049, 2051], np.float32)
+case("convert-to-f16", [x[:4]], x[:4].astype(np.float16), "F16")
+case("convert-to-f16", [x[10:]], x[10:].astype(np.float16), "F16")
+for name, dtype in [("convert-to-i8", np.int8), ("convert-to-u8", np.uint8), ("convert", np.int32)]:
+    ends = np.iinfo(dtype)
+    case(name, [x], np.clip(np.trunc(wide(x)), ends.min, ends.max).astype(dtype), NAMES[np.dtype(dtype)])
+case("convert-to-i8", [integers], integers.astype(np.int8), "I8")
+case("convert-to-u8", [integers], integers.astype(np.uint8), "U8")
+case("convert-to-f64", [integers], integers.astype(np.float64), "F64")
+case("convert", [np.array([True, False])], np.array([1, 0], np.int32), "I32")
+# Options of ops.
+x = floats(3, 9)
+case("gelu", [x], wide(x) / 2 * (1 + np.vectorize(math.erf)(wide(x) / math.sqrt(2))))
+mask = np.array([[1, 0, 1, 1, 0, 1, 1, 1, 0], [0] * 9, [1] * 9], np.int32)
+scores = np.where(mask != 0, wide(x) * 0.5, -np.inf)
+scores[1] = 0  # a row that is masked out becomes zeros
+case("masked-softmax", [x, mask], np.where(mask != 0, softmax(scores), 0))
+case("masked-softmax", [x, mask[0] != 0], softmax(np.where(mask[0] != 0, wide(x) * 0.5, -np.inf)))
+case("top-values", [x], -np.sort(-x, axis=-1)[:, :4])
+x = floats(3, 4, 5)
+case("kept-mean", [x], wide(x).mean(axis=1, keepdims=True))
+for name, result in [("sum", np.zeros(2)), ("product", np.ones(2))]:
+    case(name, [np.zeros((3, 2, 0), np.float32)], result)
+case("embedding", [table, np.array([-1, 6, 2], np.int32)], np.stack([table[0] * 0, table[0] * 0, table[2]]))
+cache, update, at = floats(2, 5, 3), floats(2, 4, 3), np.array([3, -1, 5, 3], np.int32)
+updated = cache.copy()
+updated[:, 3] = update[:, 3]  # of equal positions, the last one counts
+case("update-rows", [cache, update, at], updated)
+x, positions, frequencies = floats(2, 3, 2, 6), np.array([[0, 7, 2], [5, 1, 300]], np.int32), floats(3)
+angle = positions[:, :, None, None] * frequencies.astype(np.float64)
+a, b = wide(x[..., 0::2]), wide(x[..., 1::2])
+pairs = np.stack([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1)
+case("interleaved-rotary", [x, positions, frequencies], pairs.reshape(x.shape))
+q, k, v = floats(2, 3, 4, 6), floats(2, 5, 1, 6), floats(2, 5, 1, 2)
+mask = np.array([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1]], np.int32)
+scores = np.einsum("bshd,btgd->bhst", wide(q), wide(k)) * 0.5
+scores = np.where(mask[:, None, None, :] != 0, scores, -np.inf)
+case("masked-attention", [q, k, v, mask], np.einsum("bhst,btge->bshe", softmax(scores), wide(v)))
 
 pathlib.Path(__file__).with_name("tensor_ops.txt").write_text("\n".join(LINES) + "\n")

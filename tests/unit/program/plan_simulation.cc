@@ -2,9 +2,11 @@
 #include "tests/unit/program/plan_simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -13,14 +15,17 @@
 #include <variant>
 #include <vector>
 
+#include "client/inspect/bounded_tensor.h"
 #include "gtest/gtest.h"
 #include "program/fuse/fuse_elementwise.h"
 #include "program/fuse/fuse_exchanges.h"
 #include "program/move_plan.h"
 #include "program/step_plan.h"
+#include "program/value_layout.h"
 #include "sharding/device_group.h"
 #include "sharding/tile.h"
 #include "sharding/uneven.h"
+#include "tensor/float_convert.h"
 #include "tests/unit/program/dense.h"
 #include "tests/unit/program/dense_ops.h"
 #include "tests/unit/program/plan_examples.h"
@@ -48,7 +53,63 @@ Dense ScaledColumns(Dense matrix, const Dense& scales, bool is_transposed) {
 }
 
 double Activate(Activation activation, double x) {
-  return activation == Activation::kRelu ? std::max(x, 0.0) : x;
+  switch (activation) {
+    case Activation::kRelu:
+      return MapNumber(MapFunction::kRelu, x);
+    case Activation::kGelu:
+      return MapNumber(MapFunction::kGelu, x);
+    case Activation::kGeluTanh:
+      return MapNumber(MapFunction::kGeluTanh, x);
+    case Activation::kSilu:
+      return MapNumber(MapFunction::kSilu, x);
+    case Activation::kNone:
+      break;
+  }
+  return x;
+}
+
+double RoundedTo(Dtype dtype, double x) {
+  switch (dtype) {
+    case Dtype::kF64:
+      return x;
+    case Dtype::kF32:
+      return static_cast<double>(F64ToF32(x));
+    case Dtype::kBF16:
+      return static_cast<double>(BF16ToF32(F64ToBF16(x)));
+    case Dtype::kF16:
+      return static_cast<double>(F16ToF32(F64ToF16(x)));
+    default:
+      return std::abs(x) < 0x1p53 ? client::WrapInteger(dtype, x) : 0;
+  }
+}
+
+Literal LiteralOf(Dtype dtype, const Dense& dense) {
+  Literal literal = {.dtype = dtype, .shape = dense.shape, .bytes = {}};
+  const auto append = [&](auto element) {
+    literal.bytes.append(reinterpret_cast<const char*>(&element), sizeof(element));
+  };
+  for (const double x : dense.elements) {
+    switch (dtype) {
+      case Dtype::kF64:
+        append(x);
+        break;
+      case Dtype::kF32:
+        append(F64ToF32(x));
+        break;
+      case Dtype::kBF16:
+        append(F64ToBF16(x));
+        break;
+      case Dtype::kF16:
+        append(F64ToF16(x));
+        break;
+      case Dtype::kI32:
+        append(static_cast<int32_t>(x));
+        break;
+      default:
+        append(static_cast<int8_t>(x));
+    }
+  }
+  return literal;
 }
 
 Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
@@ -105,7 +166,12 @@ Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool trans
   return result;
 }
 
-Simulation::Simulation(const Plan& plan) : plan_(plan) {
+Simulation::Simulation(const Plan& plan, const SimulationOptions& options)
+    : plan_(plan), options_(options) {
+  if (options_.shares_memory) {
+    memory_ = MemoryPlanOf(plan);
+    state_places_ = StatePlaces(plan);
+  }
   tiles_.resize(plan.values.size());
   for (const ValueDescriptor& value : plan.values) {
     tilings_.push_back(*TilingOf(plan, value));
@@ -127,14 +193,49 @@ void Simulation::SetOperand(ValueIndex index, const Dense& tensor) {
 
 void Simulation::Run() {
   for (const Instruction& instruction : plan_.instructions) {
+    if (options_.shares_memory) LoseBefore(instruction.output);
     for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
       Dense made =
           std::visit([&](const auto& kind) { return Make(kind, instruction.output, device); },
                      instruction.kind);
       ASSERT_EQ(made.shape, tilings_[instruction.output].TileOf(device).shape())
           << instruction.label;
+      if (options_.rounds) {
+        for (double& x : made.elements) x = RoundedTo(plan_.values[instruction.output].dtype, x);
+      }
       tiles_[instruction.output].push_back(std::move(made));
     }
+    if (options_.shares_memory) LoseAfter(instruction.output);
+  }
+}
+
+void Simulation::LoseBefore(ValueIndex output) {
+  if (!memory_.places[output].has_value()) return;
+  const BlockPlace& place = *memory_.places[output];
+  const int64_t end = place.offset_bytes + TileBytes(plan_.mesh, plan_.values[output]);
+  if (end == place.offset_bytes) return;
+  for (ValueIndex other = plan_.operand_count; other < output; ++other) {
+    if (!memory_.places[other].has_value() || place.over == other) continue;
+    const int64_t begin = memory_.places[other]->offset_bytes;
+    const int64_t size = TileBytes(plan_.mesh, plan_.values[other]);
+    if (begin < end && place.offset_bytes < begin + size) Lose(other);
+  }
+}
+
+void Simulation::LoseAfter(ValueIndex output) {
+  if (memory_.places[output].has_value() && memory_.places[output]->over.has_value()) {
+    Lose(*memory_.places[output]->over);
+  }
+  const std::optional<ValueIndex> state = state_places_[output];
+  if (!state.has_value()) return;
+  for (ValueIndex other = 0; other < output; ++other) {
+    if (other == *state || state_places_[other] == state) Lose(other);
+  }
+}
+
+void Simulation::Lose(ValueIndex index) {
+  for (Dense& tile : tiles_[index]) {
+    tile.elements.assign(tile.elements.size(), std::numeric_limits<double>::quiet_NaN());
   }
 }
 
@@ -148,7 +249,10 @@ std::optional<Dense> Simulation::Assembled(ValueIndex index) const {
   }
   for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
     const Dense part = Cut(whole, tilings_[index].TileOf(device), all);
-    if (part.elements != TileAt(index, device).elements) return std::nullopt;
+    const bool is_equal = std::equal(
+        part.elements.begin(), part.elements.end(), TileAt(index, device).elements.begin(),
+        [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); });
+    if (!is_equal) return std::nullopt;
   }
   return whole;
 }
@@ -262,7 +366,7 @@ Dense Simulation::Make(const LocalCompute& compute, ValueIndex output, DeviceId 
   if (const auto* const embedding = std::get_if<EmbeddingOp>(&compute.op)) {
     first_row = tilings_[embedding->table].TileOf(device).ranges[0].start;
   }
-  return ComputeDense(compute.op, inputs, tilings_[output].TileOf(device).shape(), first_row);
+  return ComputeDense(compute.op, inputs, tilings_[output].TileOf(device), first_row);
 }
 
 Dense Simulation::Make(const GatherMatmul& fused, ValueIndex output, DeviceId device) const {
@@ -283,7 +387,7 @@ Dense Simulation::Make(const FusedCompute& fused, ValueIndex output, DeviceId de
 
 Dense Simulation::MakeInPlainForm(const Instruction& instruction, DeviceId device) const {
   const Plan pair = *PlainFormOf(plan_, instruction);
-  Simulation plain(pair);
+  Simulation plain(pair, {.rounds = options_.rounds});
   size_t operand = 0;
   for (const ValueIndex input : InputsOf(instruction)) plain.tiles_[operand++] = tiles_[input];
   plain.Run();

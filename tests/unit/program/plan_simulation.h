@@ -8,10 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "program/memory_plan.h"
 #include "program/step_plan.h"
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
+#include "tensor/dtype.h"
+#include "tensor/elementwise.h"
+#include "tensor/literal.h"
 #include "tests/unit/program/dense.h"
 
 namespace shardmesh {
@@ -24,6 +28,21 @@ Dense ScaledColumns(Dense matrix, const Dense& scales, bool is_transposed);
 
 double Activate(Activation activation, double x);
 
+// Returns the element of the type that is nearest to `x`. Integers wrap.
+double RoundedTo(Dtype dtype, double x);
+
+// Returns the tensor with its elements rounded to the type, which is BOOL, I8, I32 or a float of at
+// least 16 bits.
+Literal LiteralOf(Dtype dtype, const Dense& dense);
+
+struct SimulationOptions {
+  // Whether the elements of each value are rounded to its type. Otherwise they are F64.
+  bool rounds = false;
+  // Whether values share memory as MemoryPlanOf and StatePlaces say: an instruction makes NaNs of
+  // the values in whose memory it makes its result.
+  bool shares_memory = false;
+};
+
 // Returns activation(scale * lhs * rhs + bias) as PlanBuilder defines it, batches included.
 Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool transpose_lhs,
                bool transpose_rhs, double scale, Activation activation);
@@ -31,7 +50,7 @@ Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, bool trans
 // All devices of a plan's mesh, each with its tiles of all values.
 class Simulation {
  public:
-  explicit Simulation(const Plan& plan);
+  explicit Simulation(const Plan& plan, const SimulationOptions& options = {});
 
   // Along unreduced axes the first device holds the tensor, the others hold zeros.
   void SetOperand(ValueIndex index, const Dense& tensor);
@@ -47,6 +66,11 @@ class Simulation {
 
  private:
   const Dense& TileAt(ValueIndex index, DeviceId device) const;
+
+  // Makes the values lost whose memory the output takes, before and after it is made.
+  void LoseBefore(ValueIndex output);
+  void LoseAfter(ValueIndex output);
+  void Lose(ValueIndex index);
 
   Dense Make(const LocalMatmul& matmul, ValueIndex, DeviceId device) const;
   Dense Make(const LocalEpilogue& epilogue, ValueIndex, DeviceId device) const;
@@ -66,6 +90,10 @@ class Simulation {
   Dense MakeInPlainForm(const Instruction& instruction, DeviceId device) const;
 
   const Plan& plan_;
+  const SimulationOptions options_;
+  // Set if values share memory.
+  MemoryPlan memory_;
+  std::vector<std::optional<ValueIndex>> state_places_;
   std::vector<Tiling> tilings_;
   std::vector<std::vector<Dense>> tiles_;  // [value][device]
 };

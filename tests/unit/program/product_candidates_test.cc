@@ -1,12 +1,9 @@
-// Runs every candidate plan of random products on simulated devices, and compares with the whole
-// tensors.
+// Candidate plans of products. Those of random products run on simulated devices, and are compared
+// with the whole tensors.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <iterator>
 #include <map>
 #include <random>
 #include <string>
@@ -24,6 +21,8 @@
 #include "status/str_cat.h"
 #include "tests/unit/program/plan_examples.h"
 #include "tests/unit/program/plan_simulation.h"
+#include "tests/unit/program/program_checks.h"
+#include "tests/unit/program/random_programs.h"
 
 namespace shardmesh {
 namespace {
@@ -34,74 +33,6 @@ using ::testing::HasSubstr;
 
 constexpr size_t kAll = 100'000;
 
-// A product of random shapes and layouts, perhaps with a layout for its result.
-struct RandomProduct {
-  Mesh mesh;
-  std::vector<ValueDescriptor> operands = {};
-  MatmulOp op = {};
-  Program program = {};
-
-  std::string ToString() const {
-    const auto text = [](const ValueDescriptor& value) {
-      return StrCat(ShapeToString(value.shape), " ", value.spec.ToString());
-    };
-    return StrCat(mesh.ToString(), ": ", text(operands[0]), op.transpose_lhs ? "^T" : "", " x ",
-                  text(operands[1]), op.transpose_rhs ? "^T" : "");
-  }
-};
-
-// Makes some axes that the value does not use unreduced.
-void AddUnreduced(const Mesh& mesh, std::mt19937& random, ValueDescriptor* value) {
-  ValueLayout layout = LayoutOf(mesh, *value);
-  for (const MeshAxis& axis : mesh.axes()) {
-    const bool is_used = std::any_of(layout.dims.begin(), layout.dims.end(),
-                                     [&](const Axes& axes) { return Contains(axes, axis.name); });
-    if (!is_used && axis.size > 1 && random() % 4 == 0) layout.unreduced.push_back(axis.name);
-  }
-  value->spec = ToSpec(layout);
-}
-
-RandomProduct MakeProduct(const std::string& mesh, std::mt19937& random) {
-  RandomProduct product = {.mesh = *Mesh::Parse(mesh)};
-  const auto extent = [&] {
-    constexpr int64_t kExtents[] = {1, 2, 3, 4, 6, 8};
-    return kExtents[random() % std::size(kExtents)];
-  };
-  const int64_t m = extent();
-  const int64_t k = extent();
-  const int64_t n = extent();
-  product.op = {
-      .lhs = 0, .rhs = 1, .transpose_lhs = random() % 2 == 0, .transpose_rhs = random() % 2 == 0};
-  Shape batch;
-  for (size_t i = random() % 3; i > 0; --i) batch.push_back(extent());
-  // An operand may lack the first batch dimensions, or be broadcast along one.
-  const auto with_batch = [&](Shape matrix) {
-    Shape shape(batch.begin() + static_cast<std::ptrdiff_t>(random() % (batch.size() + 1)),
-                batch.end());
-    for (int64_t& each : shape) {
-      if (random() % 4 == 0) each = 1;
-    }
-    shape.insert(shape.end(), matrix.begin(), matrix.end());
-    return shape;
-  };
-  const Shape lhs = with_batch(product.op.transpose_lhs ? Shape{k, m} : Shape{m, k});
-  const Shape rhs = with_batch(product.op.transpose_rhs ? Shape{n, k} : Shape{k, n});
-  for (const Shape& shape : {lhs, rhs}) {
-    product.operands.push_back(RandomValue(product.mesh, shape, random));
-    AddUnreduced(product.mesh, random, &product.operands.back());
-  }
-  product.program = {.operand_count = 2, .ops = {product.op}, .outputs = {2}};
-  if (random() % 2 == 0) {
-    const Shape shape =
-        OutputShapeOf(*ProductDimsOf(lhs, product.op.transpose_lhs, rhs, product.op.transpose_rhs));
-    const ValueDescriptor wanted = RandomValue(product.mesh, shape, random);
-    product.program.ops.push_back(
-        ReshardOp{.input = 2, .spec = wanted.spec, .part_starts = StartsOf(wanted)});
-    product.program.outputs = {3};
-  }
-  return product;
-}
-
 TEST(ProductCandidatesTest, EveryCandidateOfRandomProductsMultiplies) {
   std::mt19937 random(7);
   size_t candidates = 0;
@@ -110,7 +41,7 @@ TEST(ProductCandidatesTest, EveryCandidateOfRandomProductsMultiplies) {
        {"a=2", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2", "a=4,b=1,c=2", "a=2,b=2,c=2,d=2,e=2"}) {
     const int cases = mesh.size() > 15 ? 6 : 40;
     for (int i = 0; i < cases; ++i) {
-      const RandomProduct product = MakeProduct(mesh, random);
+      const RandomProgram product = RandomProduct(*Mesh::Parse(mesh), random);
       SCOPED_TRACE(StrCat("case ", i, ", ", product.ToString()));
       const PlanTarget target = Target(mesh);
       const auto plans = PlanCandidates(product.program, product.operands, target, kAll);
@@ -118,21 +49,14 @@ TEST(ProductCandidatesTest, EveryCandidateOfRandomProductsMultiplies) {
       const auto chosen = PlanProgram(product.program, product.operands, target);
       ASSERT_TRUE(chosen.ok()) << chosen.status();
       EXPECT_EQ(plans->front().plan, *chosen);
-      const std::vector<Dense> tensors = {Numbered(product.operands[0].shape, 1),
-                                          Numbered(product.operands[1].shape, 2)};
-      const Dense expected = Multiply(tensors[0], tensors[1], nullptr, product.op.transpose_lhs,
-                                      product.op.transpose_rhs, 1, Activation::kNone);
+      ProgramCheck check(product);
       double fastest = 0;
       for (const PlanCandidate& candidate : *plans) {
         SCOPED_TRACE(candidate.roles);
-        ASSERT_TRUE(CheckPlan(candidate.plan).ok()) << CheckPlan(candidate.plan);
         EXPECT_GE(candidate.seconds, fastest - 1e-9);
         fastest = candidate.seconds;
-        Simulation simulation(candidate.plan);
-        simulation.SetOperand(0, tensors[0]);
-        simulation.SetOperand(1, tensors[1]);
-        simulation.Run();
-        simulation.ExpectOutput(candidate.plan.outputs[0], expected);
+        check.ExpectComputes(candidate.plan);
+        ExpectForecast(candidate.plan, target);
         ++candidates;
         if (testing::Test::HasFailure()) return;
       }

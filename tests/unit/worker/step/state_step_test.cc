@@ -5,12 +5,15 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/step/executor_fixture.h"
 
@@ -140,6 +143,43 @@ class StateStepTest : public StepExecutorTest {
     }
   }
 
+  // A layer whose sums go over x, besides new rows of the cache. The layer's result is added to
+  // "hidden", which gets memory of its own for it.
+  void PrepareLayer() {
+    Prepare();
+    Put("hidden", Tensor::Random({4, 8}, 2), SpecOf({"", "x"}));
+    Put("weight", Tensor::Random({8, 8}, 3), SpecOf({"", "x"}));
+    AddRows(NewRows(2, 4), {4, 1});
+  }
+  void OrderLayer(int64_t sequence) {
+    Order(sequence,
+          {.operand_count = 5,
+           .ops = {UpdateRowsOp{.input = 0, .update = 3, .positions = 4},
+                   LinearOp{.input = 1, .weight = 2, .activation = Activation::kRelu},
+                   MapOp{MapFunction::kAdd, {6, 1}}, ReduceOp{.input = 5, .dimensions = {1}}},
+           .outputs = {6, 8},
+           .updates = {{0, 5}, {1, 7}}});
+    order_.return_literals = false;
+  }
+
+  // The array, the state and the bytes of each tile that a rank's store holds.
+  using Content = std::vector<std::tuple<std::string, TileState, std::string>>;
+  Content ContentOf(DeviceId device) {
+    ShardStore& store = *rank(device).store;
+    Content content;
+    const ShardStore::InventoryPage page = store.ListInventory("", 1'000);
+    for (const ShardStore::HeldTile& held : page.tiles) {
+      const TileDescription& tile = held.tile->description();
+      const auto found = store.FindStaged(tile.array_id, tile.tile);
+      EXPECT_THAT(found, IsOk()) << tile.array_id;
+      if (!found.ok()) continue;
+      content.emplace_back(tile.array_id, held.state,
+                           std::string((*found)->bytes().data(), (*found)->bytes().size()));
+    }
+    return content;
+  }
+  std::vector<Content> AllContent() { return {ContentOf(0), ContentOf(1)}; }
+
   Tensor cache_;
   Tensor first_;
   Tensor second_;
@@ -261,6 +301,70 @@ TEST_P(StateStepTest, AFailureAtAnyInstructionRestoresTheBytes) {
   ExpectDone(static_cast<size_t>(sequence));
   CommitAll();
   ExpectContent(AfterTwoUpdates(cache_));
+}
+
+TEST_P(StateStepTest, AFailureAtAnyInstructionOfALayerLeavesTheStoreAsItWas) {
+  PrepareLayer();
+  OrderLayer(1);
+  RunOnAll();
+  ExpectDone();
+  CommitAll();
+  const std::vector<Content> before = AllContent();
+  ASSERT_EQ(before[0].size(), 5U) << "three operands and two results";
+  const auto plan = rpc::ParsePlanBytes(order_.plan_bytes);
+  ASSERT_THAT(plan, IsOk());
+  ASSERT_GE(plan->instructions.size(), 6U);
+  std::vector<std::string> faults;
+  for (size_t i = 1; i <= 2 * plan->instructions.size(); ++i) {  // of both ranks
+    faults.push_back(StrCat("step.instruction=eio:", i));
+  }
+  for (const char* const fault :
+       {"step.fetch_operands", "step.stage_outputs", "step.stage_updates"}) {
+    faults.push_back(StrCat(fault, "=eio:1"));
+    faults.push_back(StrCat(fault, "=eio:2"));
+  }
+  int64_t sequence = 1;
+  for (const std::string& fault : faults) {
+    SCOPED_TRACE(fault);
+    OrderLayer(++sequence);
+    ASSERT_THAT(ArmFailpoints(fault), IsOk());
+    RunOnAll();
+    int failed = 0;
+    for (DeviceId device = 0; device < 2; ++device) {
+      failed += Await(device, static_cast<size_t>(sequence)).outcome == StepOutcome::kFailed;
+    }
+    EXPECT_GE(failed, 1);
+    AbortAll();
+    ASSERT_EQ(AllContent(), before);
+  }
+  OrderLayer(++sequence);
+  RunOnAll();
+  ExpectDone(static_cast<size_t>(sequence));
+  CommitAll();
+  EXPECT_EQ(ContentOf(0).size(), 7U);
+}
+
+TEST_P(StateStepTest, AnAbortDuringAnExchangeLeavesTheStoreAsItWas) {
+  PrepareLayer();
+  OrderLayer(1);
+  const std::vector<Content> before = AllContent();
+  // Rank 0 has written its rows, and waits for the sums of rank 1, which never begins.
+  Run(0, order_);
+  ASSERT_TRUE(test::Eventually([&] {
+    const std::optional<FlightRecord> running = rank(0).recorder.Running(1);
+    return running.has_value() && running->what.find("over x") != std::string::npos;
+  }));
+  AbortAll();
+  EXPECT_EQ(Await(0).status.code(), absl::StatusCode::kCancelled) << Await(0).status;
+  EXPECT_EQ(AllContent(), before);
+  OrderLayer(2);
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device, device == 0 ? 2 : 1);
+    ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+  }
+  CommitAll();
+  EXPECT_NE(AllContent(), before);
 }
 
 TEST_P(StateStepTest, ACacheThatIsReadAfterItsUpdateIsReplaced) {

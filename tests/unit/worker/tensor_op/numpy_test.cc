@@ -36,6 +36,16 @@ std::map<std::string, TensorOp> RecordedOps() {
   ops["top-k"] = TopKOp{.count = 3};
   ops["argmax"] = TopKOp{.drops_dimension = true};
   ops["convert"] = ConvertOp{.dtype = Dtype::kI32};
+  ops["convert-to-f64"] = ConvertOp{.dtype = Dtype::kF64};
+  ops["convert-to-f16"] = ConvertOp{.dtype = Dtype::kF16};
+  ops["convert-to-i8"] = ConvertOp{.dtype = Dtype::kI8};
+  ops["convert-to-u8"] = ConvertOp{.dtype = Dtype::kU8};
+  ops["masked-softmax"] = SoftmaxOp{.mask = 1, .scale = 0.5F};
+  ops["top-values"] = TopKOp{.count = 4, .gives_indices = false};
+  ops["kept-mean"] =
+      ReduceOp{.reduction = Reduction::kMean, .dimensions = {1}, .keeps_dimensions = true};
+  ops["interleaved-rotary"] = RotaryOp{.is_interleaved = true};
+  ops["masked-attention"] = AttentionOp{.mask = 3, .scale = 0.5F};
   ops["embedding"] = EmbeddingOp{};
   ops["update-rows"] = UpdateRowsOp{};
   ops["rotary"] = RotaryOp{};
@@ -85,12 +95,20 @@ TEST(NumpyTest, EachOpGivesNumpysResults) {
     const TestTile result = RunOp(ops.at(name), inputs);
     EXPECT_EQ(result.dtype, tile.dtype);
     EXPECT_EQ(result.shape, tile.shape);
+    if (tile.dtype == Dtype::kI8 || tile.dtype == Dtype::kU8 || tile.dtype == Dtype::kI16 ||
+        tile.dtype == Dtype::kI32 || tile.dtype == Dtype::kI64) {
+      EXPECT_EQ(ValuesOf(result), values);
+      ++cases;
+      continue;
+    }
     // Sums and angles of F32 are off by some units; the other results by less than one.
-    const bool has_sums = name == "attention" || name == "rotary" || name == "softmax";
-    ExpectClose(result, values, has_sums ? 40 : 0.53, has_sums ? 0.1 : 1e-3);
+    const bool has_sums =
+        name.ends_with("attention") || name.ends_with("rotary") || name.ends_with("softmax");
+    const double units = has_sums ? 40 : tile.dtype == Dtype::kF64 ? 2 : 0.53;
+    ExpectClose(result, values, units, has_sums ? 0.1 : 1e-3);
     ++cases;
   }
-  EXPECT_GT(cases, 50);
+  EXPECT_GT(cases, 100);
 }
 
 }  // namespace
