@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
-#include "program/fuse_exchanges.h"
+#include "program/fuse/fuse_exchanges.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
 #include "program/plan_check.h"
