@@ -66,11 +66,13 @@ absl::Status CheckSizes(const Plan& plan, const LocalMatmul& matmul, const Split
   if (weights == Dtype::kF16 || weights == Dtype::kI8) {
     return Refused("the number of rows decides the bits of products by F16 and by I8");
   }
-  // Rows beside a matrix are apart behind other dimensions.
+  // Rows beside a matrix are apart behind other dimensions. Matrices are multiplied one by one
+  // where a batch dimension is divided.
   const Shape out = TileShape(plan.mesh, plan.values[output]);
   int64_t groups = 1;
-  const size_t split_dim = *split.dims[split.dim].out;
-  for (size_t dim = 0; dim < split_dim; ++dim) groups = ProductOf(groups, out[dim]);
+  const size_t groups_end =
+      KeepsMatrices(plan, matmul, split) ? out.size() - 2 : *split.dims[split.dim].out;
+  for (size_t dim = 0; dim < groups_end; ++dim) groups = ProductOf(groups, out[dim]);
   const int64_t matrices =
       std::max(ProductsOf(plan, matmul, output), split.is_columns() ? 1 : groups);
   if (matrices > kMostFusedMatrices) return Refused("it has too many matrices");
@@ -100,6 +102,27 @@ bool IsOfRows(const Plan& plan, const LocalMatmul& matmul, ProductSide side, int
                      [](int64_t extent) { return extent <= 1; });
 }
 
+// Returns a number of rows that no product of a device has less of, but for products without rows.
+int64_t FewestRows(const Plan& plan, const LocalMatmul& matmul, ValueIndex output) {
+  const ValueDescriptor& out = plan.values[output];
+  const Shape tile = TileShape(plan.mesh, out);
+  const size_t columns = tile.size() - 1;
+  int64_t rows = 1;
+  // The matrices of a transposed left operand are multiplied one by one.
+  for (size_t dim = matmul.transpose_lhs ? columns - 1 : 0; dim < columns; ++dim) {
+    int64_t fewest = tile[dim];
+    if (IsCut(out, dim)) {
+      const CutPoints& points = out.cut_points[dim];
+      for (size_t i = 1; i < points.size(); ++i) {
+        const int64_t extent = points[i] - points[i - 1];
+        if (extent > 0) fewest = std::min(fewest, extent);
+      }
+    }
+    rows = ProductOf(rows, fewest);
+  }
+  return rows;
+}
+
 // Returns OK if the exchange joins or splits a dimension of the result, in parts that the kernel
 // computes as the whole. `side` is the tensor of the product that it joins or splits, and `output`
 // the product's result.
@@ -107,12 +130,9 @@ absl::Status CheckParts(const Plan& plan, const GroupCollective& op, const Local
                         ProductSide side, ValueIndex output) {
   if (op.algorithm != CollectiveAlgorithm::kPairwise) return Refused("it is not pairwise");
   SHARDMESH_ASSIGN_OR_RETURN(const SplitDim split, SplitDimOf(plan, matmul, side, op.dimension));
-  if (side == ProductSide::kOut && split.is_columns()) {
-    const Shape out = TileShape(plan.mesh, plan.values[output]);
-    const int64_t columns = std::max<int64_t>(out.back(), 1);
-    if (TileElements(plan.mesh, plan.values[output]) < kFewestRowsOfScatteredColumns * columns) {
-      return Refused("its rows are few");
-    }
+  if (side == ProductSide::kOut && split.is_columns() &&
+      FewestRows(plan, matmul, output) < kFewestRowsOfScatteredColumns) {
+    return Refused("its rows are few");
   }
   return CheckSizes(plan, matmul, split, output);
 }

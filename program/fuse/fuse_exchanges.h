@@ -75,7 +75,8 @@ inline constexpr int64_t kMostTransposedK = 2047;
 inline constexpr int64_t kMostTransposedProducts = int64_t{1} << 32;
 // With fewer rows, a worker multiplies by weights that it holds packed in loops of its own, which
 // add in another order than oneDNN. The columns of a product that is scattered are not multiplied
-// by packed weights: such a product is not fused.
+// by packed weights: a product that has fewer rows on some device is not fused. With a transposed
+// left operand, the rows are those of each of its matrices.
 inline constexpr int64_t kFewestRowsOfScatteredColumns = 17;
 // A fused instruction computes at most so many matrix products on a device.
 inline constexpr int64_t kMostFusedMatrices = int64_t{1} << 16;

@@ -210,6 +210,8 @@ class MatmulKernel {
   // rhs and its bias only, and not on `m` and `n`: a product may then be computed by products of
   // fewer rows or fewer columns. Holds if
   //   - rhs has at most 2^26 elements, so that all of its columns are one panel;
+  //   - rhs is not packed, or all products have the same rhs, or the whole has more than
+  //     kMostStreamedRows rows: the loops for few rows read packed weights only;
   //   - lhs is not transposed. Or k < 2,048, m * (k + n) <= 2^26 and m * n * k <= 2^32, so that the
   //     product is one block, and oneDNN does not split k among threads.
   //

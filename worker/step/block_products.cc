@@ -12,9 +12,14 @@
 #include "tensor/dtype.h"
 #include "worker/collective/pairwise.h"
 #include "worker/collective/row_gather.h"
+#include "worker/kernel/streamed_product.h"
 
 namespace shardmesh::worker {
 namespace {
+
+// ScatteredProduct multiplies columns of weights that the plain form may read packed.
+static_assert(kFewestRowsOfScatteredColumns > kMostStreamedRows,
+              "the loops for few rows add in another order than oneDNN");
 
 int64_t ElementBytes(Dtype dtype) { return BitsPerElement(dtype) / 8; }
 

@@ -231,9 +231,9 @@ const PartsCase kCasesOfParts[] = {
     {"rows of batches", {2, 16, 8}, {2, 8, 16}, false, false, ProductSide::kLhs, 1},
     {"a batch of both", {8, 4, 8}, {8, 8, 16}, false, false, ProductSide::kLhs, 0},
     {"a batch of the right operand", {4, 8}, {8, 8, 16}, false, false, ProductSide::kRhs, 0},
-    {"columns of the result", {16, 16}, {16, 64}, false, false, ProductSide::kOut, 1},
+    {"columns of the result", {20, 16}, {16, 64}, false, false, ProductSide::kOut, 1},
     {"columns of the result, of a transposed operand",
-     {16, 16},
+     {20, 16},
      {64, 16},
      false,
      true,
@@ -374,6 +374,49 @@ TEST(FuseExchangesTest, ProductsBeyondTheSizesThatKeepTheirBitsStayApart) {
   EXPECT_TRUE(is_fusible({"batch", {4, 2048, 64}, {2048, 64}, true, false, ProductSide::kLhs, 0}));
   EXPECT_FALSE(
       is_fusible({"many", {1 << 17, 1, 1}, {1 << 17, 1, 1}, false, false, ProductSide::kLhs, 0}));
+  // Matrices behind the dimension that is gathered, here in parts of which all but one are empty.
+  Plan many =
+      PlainPlanOf({"many", {1, 1 << 17, 1, 1}, {1, 1, 1, 1}, false, false, ProductSide::kRhs, 0});
+  many.values[1].cut_points = {{0, 1, 1, 1, 1}, {}, {}, {}};
+  EXPECT_TRUE(CheckPlan(many).ok()) << CheckPlan(many);
+  EXPECT_FALSE(CheckFusible(many).ok());
+}
+
+// The plain form may multiply few rows by packed weights, which the columns of a part cannot be.
+TEST(FuseExchangesTest, ScatteredColumnsNeedEnoughRowsInEachProductOfEachDevice) {
+  const auto is_fusible = [](Shape lhs, bool transpose_lhs) {
+    return CheckFusible(PlainPlanOf({"columns of the result",
+                                     std::move(lhs),
+                                     {16, 64},
+                                     transpose_lhs,
+                                     false,
+                                     ProductSide::kOut,
+                                     transpose_lhs ? 2 : 1}))
+        .ok();
+  };
+  EXPECT_TRUE(is_fusible({17, 16}, false));
+  EXPECT_FALSE(is_fusible({16, 16}, false));
+  EXPECT_TRUE(is_fusible({4, 16, 17}, true));
+  EXPECT_FALSE(is_fusible({4, 16, 16}, true)) << "each matrix is multiplied on its own";
+
+  Plan uneven =
+      PlainPlanOf({"rows that are apart", {40, 16}, {16, 64}, false, false, ProductSide::kOut, 1});
+  uneven.mesh = *Mesh::Parse("dp=2,tp=4");
+  const auto cut_rows = [&uneven](int64_t first_rows) {
+    for (const ValueIndex value : {0, 2, 3}) {
+      ValueDescriptor& each = uneven.values[value];
+      each.spec = value == 0   ? Spec({{"dp"}, {"tp"}})
+                  : value == 2 ? Spec({{"dp"}, {}}, {"tp"})
+                               : Spec({{"dp"}, {"tp"}});
+      each.cut_points = {{0, first_rows, 40}, {}};
+    }
+    const absl::Status checked = CheckPlan(uneven);
+    EXPECT_TRUE(checked.ok()) << checked;
+    return CheckFusible(uneven).ok();
+  };
+  EXPECT_TRUE(cut_rows(17));
+  EXPECT_FALSE(cut_rows(24)) << "one device has 16 rows";
+  EXPECT_TRUE(cut_rows(40)) << "a device without rows multiplies nothing";
 }
 
 TEST(FuseExchangesTest, AValueThatIsReadTwiceOrIsAResultIsNotFused) {

@@ -103,6 +103,21 @@ Case CaseOfRows(std::vector<int64_t> rows, int64_t n, int64_t k,
           .piece_bytes = piece_bytes};
 }
 
+// Products by packed weights whose sums are so long that oneDNN adds them in another order than the
+// loops for few rows: of few rows, of more in parts of few, and of several matrices of few rows.
+std::vector<Case> LongSumsByPackedWeights(ProductSide side) {
+  constexpr int64_t kLong = 1500;
+  std::vector<Case> cases = {CaseOfRows({5, 4}, 40, kLong, side),
+                             CaseOfRows({10, 20, 3}, 40, kLong, side)};
+  Case& batches = cases.emplace_back(CaseOfRows({5, 4}, 40, kLong, side));
+  batches.tiles.lhs = {3, kLong, 9};
+  batches.tiles.out = {3, 9, 40};
+  batches.tiles.transpose_lhs = batches.whole.transpose_lhs = true;
+  batches.dimension = side == ProductSide::kLhs ? 2 : 1;
+  for (Case& c : cases) c.is_packed = true;
+  return cases;
+}
+
 Case RandomCase(std::mt19937& random, bool is_scatter) {
   const auto upto = [&](int64_t most) { return static_cast<int64_t>(random()) % (most + 1); };
   Case c = {.ranks = 2 + upto(2)};
@@ -380,6 +395,7 @@ TEST_F(BlockProductsTest, PartsThatAreGatheredHaveTheBitsOfOneProduct) {
                  .piece_bytes = 100}}) {
     ExpectGatheredAsWhole(c);
   }
+  for (Case c : LongSumsByPackedWeights(ProductSide::kLhs)) ExpectGatheredAsWhole(c);
   for (int round = 0; round < 25; ++round) {
     ExpectGatheredAsWhole(RandomCase(random_, /*is_scatter=*/false));
   }
@@ -388,6 +404,13 @@ TEST_F(BlockProductsTest, PartsThatAreGatheredHaveTheBitsOfOneProduct) {
 TEST_F(BlockProductsTest, PartsThatAreScatteredHaveTheBitsOfOneProduct) {
   if (!KeepsBits()) GTEST_SKIP() << "this CPU's kernels give other bits to other sizes";
   ExpectScatteredAsWhole(CaseOfRows({600, 300, 0}, 3000, 7, ProductSide::kOut, 100'000));
+  for (Case c : LongSumsByPackedWeights(ProductSide::kOut)) ExpectScatteredAsWhole(c);
+  Case columns = CaseOfRows({20}, 40, 1500, ProductSide::kOut);
+  columns.ranks = 2;
+  columns.dimension = 1;
+  columns.extents = {30, 10};
+  columns.is_packed = true;
+  ExpectScatteredAsWhole(columns);
   for (int round = 0; round < 25; ++round) {
     ExpectScatteredAsWhole(RandomCase(random_, /*is_scatter=*/true));
   }
