@@ -554,11 +554,22 @@ bool StepStream::Write(int64_t number, const ExecuteCall& call, StepCallStream* 
   return stream->Write(request);
 }
 
-absl::Status StepStream::Send(const ExecuteCall& call) {
+void StepStream::AwaitSend() {
   {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, &StepStream::MaySend));
+    if (MaySend()) return;
   }
+  // Perhaps no other thread reads: this one reads the first answer, and keeps it for Next.
+  absl::MutexLock read_lock(&read_mutex_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (MaySend()) return;
+  }
+  early_ = ReadStep();
+}
+
+absl::Status StepStream::Send(const ExecuteCall& call) {
+  AwaitSend();
   absl::MutexLock send_lock(&send_mutex_);
   std::shared_ptr<StepCallStream> stream;
   int64_t number = 0;
@@ -623,6 +634,16 @@ bool StepStream::SendAgain(int64_t number, const absl::Status& error) {
 }
 
 absl::StatusOr<StreamedStep> StepStream::Next() {
+  absl::MutexLock read_lock(&read_mutex_);
+  if (early_.has_value()) {
+    absl::StatusOr<StreamedStep> step = *std::move(early_);
+    early_ = std::nullopt;
+    return step;
+  }
+  return ReadStep();
+}
+
+absl::StatusOr<StreamedStep> StepStream::ReadStep() {
   v1::ExecuteStreamResponse response;
   while (true) {
     const std::shared_ptr<StepCallStream> stream = this->stream();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,8 @@ class StepStream {
   //
   // If the first step is given by a hash, and the coordinator no longer has the plan, the steps are
   // sent again with the program (ExecuteCall::program), unless the stream goes on after errors. At
-  // most 64 steps are therefore sent before the first one has ended. A later step whose plan the
-  // coordinator no longer has fails with NOT_FOUND.
+  // most 64 steps are therefore sent before the first answer: Send then waits for it, and keeps it
+  // for Next. A later step whose plan the coordinator no longer has fails with NOT_FOUND.
   absl::Status Send(const ExecuteCall& call);
   // Says that no further step comes.
   void EndSends();
@@ -76,6 +77,10 @@ class StepStream {
   // Decides, at the first step, whether the steps may have to be sent again.
   void Begin(const ExecuteCall& first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MaySend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns when MaySend is true; reads the first answer for that if no other thread does.
+  void AwaitSend() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reads the next step that has ended.
+  absl::StatusOr<StreamedStep> ReadStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(read_mutex_);
   // The first answer has come, or no answer will: no step is sent again.
   void Settle() ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the step; `number` is its number.
@@ -89,6 +94,9 @@ class StepStream {
   const std::string session_id_;
   const OpenCall open_;
   const bool continue_after_errors_;
+  absl::Mutex read_mutex_ ABSL_ACQUIRED_BEFORE(send_mutex_);  // held while an answer is read
+  // The first answer, if Send has read it and Next has not returned it.
+  std::optional<absl::StatusOr<StreamedStep>> early_ ABSL_GUARDED_BY(read_mutex_);
   absl::Mutex send_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a request is written
   mutable absl::Mutex mutex_;
   std::shared_ptr<StepCallStream> stream_ ABSL_GUARDED_BY(mutex_);

@@ -941,6 +941,26 @@ TEST_F(MeshClientTest, AStreamThatHasEndedItsSendsSendsThemAgain) {
   EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
 }
 
+TEST_F(MeshClientTest, OneThreadMaySendMoreStepsThanAreKeptBeforeItReads) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  constexpr int64_t kSteps = 64 + 3;
+  for (const bool is_forgotten : {false, true}) {
+    SCOPED_TRACE(is_forgotten);
+    if (is_forgotten) coordinator_->ForgetPlans();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+    for (int64_t i = 1; i <= kSteps; ++i) EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+    stream->EndSends();
+    for (int64_t i = 1; i <= kSteps; ++i) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+      EXPECT_EQ(step.number, i);
+      EXPECT_THAT(step.result, IsOk());
+    }
+    EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
+  }
+}
+
 TEST_F(MeshClientTest, AStreamThatGoesOnAfterErrorsSendsNothingAgain) {
   const Operand x = ArraySelector::ByName("x");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
