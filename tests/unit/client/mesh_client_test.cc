@@ -941,6 +941,24 @@ TEST_F(MeshClientTest, AStreamThatHasEndedItsSendsSendsThemAgain) {
   EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
 }
 
+TEST_F(MeshClientTest, AnOlderCoordinatorGetsNoProgramWhoseOpsDependOnALength) {
+  const ExecuteCall call = {
+      .work =
+          Program{
+              .operand_count = 1,
+              .ops = {TensorOp(SliceOp{
+                  .input = 0, .starts = {0}, .limits = {4}, .symbolic_limits = {{.offset = -4}}})},
+              .outputs = {1},
+              .symbol = SymbolicDimension{.name = "n", .min = 4, .max = 8},
+              .symbolic_extents = {{.operand = 0}}},
+      .operands = {ArraySelector::ByName("x")}};
+  const auto is_refused = StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable);
+  EXPECT_THAT(client_->compute().Execute(call), is_refused);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+  EXPECT_THAT(stream->Send(call), is_refused);
+  EXPECT_EQ(coordinator_->programs_sent(), 0);
+}
+
 TEST_F(MeshClientTest, OneThreadMaySendMoreStepsThanAreKeptBeforeItReads) {
   const Operand x = ArraySelector::ByName("x");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
