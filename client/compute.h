@@ -145,9 +145,9 @@ class ComputeClient {
                                                absl::Span<const Operand> operands,
                                                int32_t candidates, const std::string& mesh_id = "",
                                                const CallOptions& options = {});
-  // UNIMPLEMENTED (NOT_AVAILABLE): ops of the call's program depend on a length, and the coordinator
-  // is an older build, which would ignore that. The client asks it for its features before it sends
-  // such a program; calls by a handle need no such question.
+  // UNIMPLEMENTED (NOT_AVAILABLE): ops of the call's program depend on a length, and the
+  // coordinator is an older build, which would ignore that. The client asks it for its features
+  // before it sends such a program; calls by a handle need no such question.
   absl::StatusOr<StepResult> Execute(const ExecuteCall& call, const CallOptions& options = {});
   // Opens a stream of steps. `continue_after_errors`: steps go on after one has failed. The stream
   // has no time limit unless `options` has one. FAILED_PRECONDITION or UNIMPLEMENTED, from
