@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "client/remote/wire_enums.h"
 #include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"
+#include "program/graph/symbolic_program.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/linear_codec.h"
 #include "rpc/codec/plan_codec.h"
@@ -172,9 +174,35 @@ std::optional<ExecuteCall> CallWithProgram(const ExecuteCall& call,
   return again;
 }
 
+absl::Status LacksSymbols(std::string_view advice) {
+  return WithReason(
+      absl::UnimplementedError(StrCat("the coordinator runs an older build, which plans no "
+                                      "programs with a symbolic dimension; ",
+                                      advice)),
+      Reason::kNotAvailable);
+}
+
+// Returns OK if the coordinator runs the program for the length of its operands. An older build
+// ignores symbolic numbers, and could compute something else without an error.
+absl::Status CheckTakesLengths(const CoordinatorConnection& connection, const Program& program,
+                               const CallLimit& limit) {
+  if (std::none_of(program.ops.begin(), program.ops.end(), IsSymbolic)) return absl::OkStatus();
+  v1::GetVersionResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
+                                            &v1::ClusterService::Stub::GetVersion,
+                                            v1::GetVersionRequest(), limit, &response));
+  for (const std::string& feature : response.features()) {
+    if (feature == "symbolic_dimensions") return absl::OkStatus();
+  }
+  return LacksSymbols("run the program of one length");
+}
+
 absl::StatusOr<StepResult> RunProgram(const CoordinatorConnection& connection,
                                       const std::string& session_id, const ExecuteCall& call,
                                       const CallLimit& limit) {
+  if (const auto* const program = std::get_if<Program>(&call.work); program != nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(CheckTakesLengths(connection, *program, limit));
+  }
   v1::ExecuteRequest request;
   const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
   EncodeCall(call, &request);
@@ -473,10 +501,7 @@ absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& progr
   request.set_candidates(candidates);
   SHARDMESH_ASSIGN_OR_RETURN(CompiledProgram compiled, Ask(connection, request, limit));
   if (program.symbol.has_value() && !compiled.shortest.has_value()) {
-    return WithReason(
-        absl::UnimplementedError("the coordinator runs an older build, which plans no programs "
-                                 "with a symbolic dimension; compile the program of one length"),
-        Reason::kNotAvailable);
+    return LacksSymbols("compile the program of one length");
   }
   compiled.program = std::make_shared<const Program>(program);
   compiled.mesh_id = mesh_id;
@@ -513,10 +538,11 @@ constexpr int64_t kMostKeptSteps = 64;
 }  // namespace
 
 StepStream::StepStream(ClientCore* core, std::string session_id, OpenCall open,
-                       bool continue_after_errors)
+                       CheckProgram check_program, bool continue_after_errors)
     : core_(core),
       session_id_(std::move(session_id)),
       open_(std::move(open)),
+      check_program_(std::move(check_program)),
       continue_after_errors_(continue_after_errors),
       stream_(open_()) {}
 
@@ -554,11 +580,25 @@ bool StepStream::Write(int64_t number, const ExecuteCall& call, StepCallStream* 
   return stream->Write(request);
 }
 
-absl::Status StepStream::Send(const ExecuteCall& call) {
+void StepStream::AwaitSend() {
   {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, &StepStream::MaySend));
+    if (MaySend()) return;
   }
+  // Perhaps no other thread reads: this one reads the first answer, and keeps it for Next.
+  absl::MutexLock read_lock(&read_mutex_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (MaySend()) return;
+  }
+  early_ = ReadStep();
+}
+
+absl::Status StepStream::Send(const ExecuteCall& call) {
+  if (const auto* const program = std::get_if<Program>(&call.work); program != nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(check_program_(*program));
+  }
+  AwaitSend();
   absl::MutexLock send_lock(&send_mutex_);
   std::shared_ptr<StepCallStream> stream;
   int64_t number = 0;
@@ -591,10 +631,15 @@ void StepStream::EndSends() {
 
 bool StepStream::SendAgain(int64_t number, const absl::Status& error) {
   if (number != 1 || !LacksPlan(error)) return false;
+  std::shared_ptr<const Program> program;
+  {
+    absl::MutexLock lock(&mutex_);
+    program = first_program_;
+  }
+  if (program == nullptr || !check_program_(*program).ok()) return false;
   std::shared_ptr<StepCallStream> failed;
   {
     absl::MutexLock lock(&mutex_);
-    if (first_program_ == nullptr) return false;
     is_sending_again_ = true;
     failed = stream_;
   }
@@ -623,6 +668,16 @@ bool StepStream::SendAgain(int64_t number, const absl::Status& error) {
 }
 
 absl::StatusOr<StreamedStep> StepStream::Next() {
+  absl::MutexLock read_lock(&read_mutex_);
+  if (early_.has_value()) {
+    absl::StatusOr<StreamedStep> step = *std::move(early_);
+    early_ = std::nullopt;
+    return step;
+  }
+  return ReadStep();
+}
+
+absl::StatusOr<StreamedStep> StepStream::ReadStep() {
   v1::ExecuteStreamResponse response;
   while (true) {
     const std::shared_ptr<StepCallStream> stream = this->stream();
@@ -661,16 +716,21 @@ absl::StatusOr<std::unique_ptr<StepStream>> ComputeClient::OpenStream(bool conti
                                                                       const CallOptions& options) {
   const SteadyDeadline deadline =
       SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration()));
-  return core_->InSession(core_->Deadline(options), options,
-                          [&](const std::string& session_id,
-                              const CallLimit&) -> absl::StatusOr<std::unique_ptr<StepStream>> {
-                            auto open = [core = core_, deadline, options] {
-                              return std::make_shared<StepCallStream>(
-                                  &core->connection(), ClientCore::LimitAt(deadline, options));
-                            };
-                            return std::unique_ptr<StepStream>(new StepStream(
-                                core_, session_id, std::move(open), continue_after_errors));
-                          });
+  return core_->InSession(
+      core_->Deadline(options), options,
+      [&](const std::string& session_id,
+          const CallLimit&) -> absl::StatusOr<std::unique_ptr<StepStream>> {
+        auto open = [core = core_, deadline, options] {
+          return std::make_shared<StepCallStream>(&core->connection(),
+                                                  ClientCore::LimitAt(deadline, options));
+        };
+        auto check = [core = core_, deadline, options](const Program& program) {
+          return CheckTakesLengths(core->connection(), program,
+                                   ClientCore::LimitAt(deadline, options));
+        };
+        return std::unique_ptr<StepStream>(new StepStream(core_, session_id, std::move(open),
+                                                          std::move(check), continue_after_errors));
+      });
 }
 
 absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,

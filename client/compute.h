@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,12 +47,13 @@ class StepStream {
 
   // Sends a step. If `work` is an empty hash, the step runs the plan of the step before, and its
   // operands must have the types, shapes and layouts of those, or another length of its symbolic
-  // dimension. UNAVAILABLE: the stream has ended, and Next says why.
+  // dimension. UNAVAILABLE: the stream has ended, and Next says why. UNIMPLEMENTED (NOT_AVAILABLE):
+  // as Execute.
   //
   // If the first step is given by a hash, and the coordinator no longer has the plan, the steps are
   // sent again with the program (ExecuteCall::program), unless the stream goes on after errors. At
-  // most 64 steps are therefore sent before the first one has ended. A later step whose plan the
-  // coordinator no longer has fails with NOT_FOUND.
+  // most 64 steps are therefore sent before the first answer: Send then waits for it, and keeps it
+  // for Next. A later step whose plan the coordinator no longer has fails with NOT_FOUND.
   absl::Status Send(const ExecuteCall& call);
   // Says that no further step comes.
   void EndSends();
@@ -63,8 +65,11 @@ class StepStream {
  private:
   friend class ComputeClient;
   using OpenCall = std::function<std::shared_ptr<StepCallStream>()>;
-  // `open` opens a call of ExecuteStream.
-  StepStream(ClientCore* core, std::string session_id, OpenCall open, bool continue_after_errors);
+  using CheckProgram = std::function<absl::Status(const Program& program)>;
+  // `open` opens a call of ExecuteStream. `check_program` returns OK if the coordinator runs the
+  // program for any length.
+  StepStream(ClientCore* core, std::string session_id, OpenCall open, CheckProgram check_program,
+             bool continue_after_errors);
 
   struct SentStep {
     std::vector<std::string> names = {};  // of the step's results
@@ -76,6 +81,10 @@ class StepStream {
   // Decides, at the first step, whether the steps may have to be sent again.
   void Begin(const ExecuteCall& first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MaySend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns when MaySend is true; reads the first answer for that if no other thread does.
+  void AwaitSend() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reads the next step that has ended.
+  absl::StatusOr<StreamedStep> ReadStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(read_mutex_);
   // The first answer has come, or no answer will: no step is sent again.
   void Settle() ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the step; `number` is its number.
@@ -88,7 +97,11 @@ class StepStream {
   ClientCore* const core_;
   const std::string session_id_;
   const OpenCall open_;
+  const CheckProgram check_program_;
   const bool continue_after_errors_;
+  absl::Mutex read_mutex_ ABSL_ACQUIRED_BEFORE(send_mutex_);  // held while an answer is read
+  // The first answer, if Send has read it and Next has not returned it.
+  std::optional<absl::StatusOr<StreamedStep>> early_ ABSL_GUARDED_BY(read_mutex_);
   absl::Mutex send_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a request is written
   mutable absl::Mutex mutex_;
   std::shared_ptr<StepCallStream> stream_ ABSL_GUARDED_BY(mutex_);
@@ -132,6 +145,9 @@ class ComputeClient {
                                                absl::Span<const Operand> operands,
                                                int32_t candidates, const std::string& mesh_id = "",
                                                const CallOptions& options = {});
+  // UNIMPLEMENTED (NOT_AVAILABLE): ops of the call's program depend on a length, and the
+  // coordinator is an older build, which would ignore that. The client asks it for its features
+  // before it sends such a program; calls by a handle need no such question.
   absl::StatusOr<StepResult> Execute(const ExecuteCall& call, const CallOptions& options = {});
   // Opens a stream of steps. `continue_after_errors`: steps go on after one has failed. The stream
   // has no time limit unless `options` has one. FAILED_PRECONDITION or UNIMPLEMENTED, from

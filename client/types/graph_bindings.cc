@@ -143,6 +143,7 @@ absl::StatusOr<ExecuteCall> BindGraph(const Graph& graph, const CompiledProgram&
   SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, bindings));
   call.work = compiled.plan_hash;
   call.program = compiled.program;
+  if (call.mesh_id.empty()) call.mesh_id = compiled.mesh_id;
   return call;
 }
 

@@ -98,9 +98,13 @@ std::vector<ValueDescriptor> DescriptionsOf(const std::vector<FoundOperand>& ope
 absl::StatusOr<std::vector<FoundOperand>> OperandsAt(const Program& program,
                                                      const FoundOperands& found, int64_t length) {
   std::vector<FoundOperand> operands = found.operands;
+  std::vector<std::vector<SymbolicNumber>> extents_of(operands.size());
+  for (const auto& [operand, extent] : program.symbolic_extents) {
+    if (operand < operands.size()) extents_of[operand].push_back(extent);
+  }
   for (size_t i = 0; i < operands.size(); ++i) {
     ValueDescriptor& described = operands[i].described;
-    const std::vector<SymbolicNumber> extents = ExtentsOf(program, static_cast<ValueIndex>(i));
+    const std::vector<SymbolicNumber>& extents = extents_of[i];
     if (extents.empty()) continue;
     described.shape = ShapeAt(std::move(described.shape), extents, length);
     if (absl::Status error = CheckShape(described.shape); !error.ok()) {

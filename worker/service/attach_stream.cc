@@ -36,6 +36,14 @@ void AttachStream::CloseAfterWrites() {
   });
 }
 
+void AttachStream::Cancel() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+  }
+  context_.TryCancel();
+}
+
 std::optional<internal::v1::AttachResponse> AttachStream::Next() {
   bool resume = false;
   std::optional<internal::v1::AttachResponse> message;
@@ -67,7 +75,7 @@ bool AttachStream::TakeReadAtOnce() {
   if (read_.ByteSizeLong() > kMostBytesAtOnce) return false;
   {
     absl::MutexLock lock(&mutex_);
-    if (is_handling_ || !inbox_.empty()) return false;
+    if (is_handling_ || is_cancelled_ || !inbox_.empty()) return false;
     is_handling_ = true;
   }
   const bool is_taken = take_at_once_(&read_, shared_from_this());

@@ -64,7 +64,8 @@ class AttachStream final
   void Send(internal::v1::AttachRequest request) override;
   // Half-closes the stream when all queued messages are written.
   void CloseAfterWrites();
-  void Cancel() { context_.TryCancel(); }
+  // Ends the call. Messages that come later are left to Next.
+  void Cancel();
   std::string peer() const override { return context_.peer(); }
 
   // Waits for the next message. Returns nullopt once the stream is over and all messages were
@@ -98,7 +99,8 @@ class AttachStream final
   absl::Mutex mutex_;
   std::deque<internal::v1::AttachResponse> inbox_ ABSL_GUARDED_BY(mutex_);
   bool is_handling_ ABSL_GUARDED_BY(mutex_) = false;  // some thread handles a message
-  bool paused_ ABSL_GUARDED_BY(mutex_) = false;       // the inbox is full, so no read is pending
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // the inbox is full, so no read is pending
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

@@ -286,9 +286,15 @@ class StepExecutorImpl final : public StepExecutor {
     return running_.size() < limit ? next : queue_.end();
   }
 
-  // Returns the earliest deadline of the steps that wait for their plan.
+  // Returns the earliest deadline of the steps that wait for their plan, and may begin without it
+  // when the deadline has passed (FindNext).
   absl::Time PlanDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     absl::Time deadline = absl::InfiniteFuture();
+    if (running_.size() >= kRunners) {
+      const bool is_lowest = !queue_.empty() && queue_.begin()->first < running_.begin()->first;
+      const bool may_begin = is_lowest && queue_.begin()->second.plan == nullptr;
+      return may_begin ? queue_.begin()->second.deadline : deadline;
+    }
     for (const auto& [sequence, step] : queue_) {
       if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
     }

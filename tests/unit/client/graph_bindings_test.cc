@@ -128,6 +128,7 @@ TEST(GraphBindingsTest, CallsByAHandleHaveNoProgram) {
   CompiledProgram compiled;
   compiled.plan_hash = std::string(32, 'h');
   compiled.program = std::make_shared<const Program>(graph.program);
+  compiled.mesh_id = "pod";
   GraphBindings bindings;
   bindings.array_prefix = "";
   const auto call = BindGraph(graph, compiled, bindings);
@@ -135,6 +136,11 @@ TEST(GraphBindingsTest, CallsByAHandleHaveNoProgram) {
   EXPECT_EQ(std::get<std::string>(call->work), compiled.plan_hash);
   EXPECT_EQ(call->program, compiled.program);
   EXPECT_EQ(call->operands.size(), 3u);
+  EXPECT_EQ(call->mesh_id, "pod");
+  bindings.mesh_id = "other";
+  const auto elsewhere = BindGraph(graph, compiled, bindings);
+  ASSERT_THAT(elsewhere, IsOk());
+  EXPECT_EQ(elsewhere->mesh_id, "other");
   bindings.output_specs.emplace("y", PartitionSpec());
   EXPECT_THAT(BindGraph(graph, compiled, bindings),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));

@@ -941,6 +941,44 @@ TEST_F(MeshClientTest, AStreamThatHasEndedItsSendsSendsThemAgain) {
   EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
 }
 
+TEST_F(MeshClientTest, AnOlderCoordinatorGetsNoProgramWhoseOpsDependOnALength) {
+  const ExecuteCall call = {
+      .work =
+          Program{
+              .operand_count = 1,
+              .ops = {TensorOp(SliceOp{
+                  .input = 0, .starts = {0}, .limits = {4}, .symbolic_limits = {{.offset = -4}}})},
+              .outputs = {1},
+              .symbol = SymbolicDimension{.name = "n", .min = 4, .max = 8},
+              .symbolic_extents = {{.operand = 0}}},
+      .operands = {ArraySelector::ByName("x")}};
+  const auto is_refused = StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable);
+  EXPECT_THAT(client_->compute().Execute(call), is_refused);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+  EXPECT_THAT(stream->Send(call), is_refused);
+  EXPECT_EQ(coordinator_->programs_sent(), 0);
+}
+
+TEST_F(MeshClientTest, OneThreadMaySendMoreStepsThanAreKeptBeforeItReads) {
+  const Operand x = ArraySelector::ByName("x");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
+                                 client_->compute().Compile(Negation(), {x}));
+  constexpr int64_t kSteps = 64 + 3;
+  for (const bool is_forgotten : {false, true}) {
+    SCOPED_TRACE(is_forgotten);
+    if (is_forgotten) coordinator_->ForgetPlans();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto stream, client_->compute().OpenStream());
+    for (int64_t i = 1; i <= kSteps; ++i) EXPECT_THAT(stream->Send(compiled.Call({x})), IsOk());
+    stream->EndSends();
+    for (int64_t i = 1; i <= kSteps; ++i) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const StreamedStep step, stream->Next());
+      EXPECT_EQ(step.number, i);
+      EXPECT_THAT(step.result, IsOk());
+    }
+    EXPECT_THAT(stream->Next(), StatusIs(absl::StatusCode::kOutOfRange));
+  }
+}
+
 TEST_F(MeshClientTest, AStreamThatGoesOnAfterErrorsSendsNothingAgain) {
   const Operand x = ArraySelector::ByName("x");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CompiledProgram compiled,
