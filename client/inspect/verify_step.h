@@ -71,7 +71,7 @@ class StepVerifier {
   // as state is before the step: no other step may update it until this one has ended.
   //
   // If the program has a symbolic dimension, verifies that of the operands' length. Also errors of
-  // LengthOf (program/graph/symbolic_program.h).
+  // ProgramOfTypes.
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the program is too large; see CheckReferenceSize.
   // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective among other ops, or an element type
   // that is not verified. Also errors of ArrayClient::DescribeArray and ArrayClient::Gather.
@@ -91,8 +91,8 @@ class StepVerifier {
   const std::vector<Operand>& operands() const { return operands_; }
 
   // Compares the results of the step, which exist still, and what it has made of state. Errors are
-  // those of ArrayClient::Gather, and DATA_LOSS if the result of a collective has another type or
-  // layout than it should have; not that elements are wrong.
+  // those of ArrayClient::Gather, and DATA_LOSS if the step has another number of results, or one
+  // has another type or shape than it should have; not that elements are wrong.
   absl::StatusOr<std::vector<VerifiedResult>> Verify(const StepResult& result,
                                                      const CallOptions& options = {}) const;
 
