@@ -568,8 +568,9 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
   // Each of several weights has its scales.
   const CommandResult both =
       linear({"--weight=w8", "--scales=w8.scale", "--weight=w8", "--scales=w8.scale", "--out",
-              Path("q2.npy"), "--out", Path("q3.npy")});
+              Path("q2.npy"), "--out", Path("q3.npy"), "--verify"});
   ASSERT_EQ(both.exit_code, 0) << both.err;
+  EXPECT_THAT(both.out, HasSubstr("\nVerified 32 elements of output 1: "));
   EXPECT_THAT(FloatsOf(Path("q3.npy")), Pointwise(FloatNear(1e-3F), products));
   EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--weight=w8"}).exit_code, 2);
 }
