@@ -185,7 +185,11 @@ absl::StatusOr<Mesh> StepVerifier::MeshOfStep(const CallOptions& options) const 
   for (const KnownOperand& known : known_) {
     if (known.mesh.has_value()) return *known.mesh;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client_->layouts().DescribeMesh({}, options));
+  MeshQuestion question;
+  const std::string& mesh_id = verify_options_.mesh_id;
+  question.mesh = MeshSelector(mesh_id.empty() ? std::string("default") : mesh_id);
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer,
+                             client_->layouts().DescribeMesh(question, options));
   return answer.mesh;
 }
 

@@ -28,6 +28,8 @@ struct VerifyOptions {
   // columns; the first and the last of both are among them.
   int64_t samples = 64;
   uint64_t seed = 1;  // of the choice of rows and columns
+  // As ExecuteCall::mesh_id: the mesh of a step without arrays among its operands; empty: default.
+  std::string mesh_id = {};
 };
 
 // The comparison of one result with its recomputation.
@@ -101,7 +103,7 @@ class StepVerifier {
 
   // Sets operands_, known_, and the first of types_.
   absl::Status Find(absl::Span<const Operand> operands, const CallOptions& options);
-  // Returns the mesh of the operands; without arrays among them, the mesh "default".
+  // Returns the mesh of the operands; without arrays among them, that of the options.
   absl::StatusOr<Mesh> MeshOfStep(const CallOptions& options) const;
   // Gets what is needed before the step.
   absl::Status Prepare(const Program& program, const CallOptions& options);
