@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "client/inspect/reference_ops.h"
+#include "program/graph/symbolic_program.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -193,6 +194,17 @@ std::optional<ReferenceProduct> ProductOf(const ProgramOp& op) {
                             .transpose_rhs = matmul->transpose_rhs};
   }
   return std::nullopt;
+}
+
+absl::StatusOr<Program> ProgramOfTypes(const Program& program,
+                                       absl::Span<const TensorType> operands) {
+  if (!program.symbol.has_value()) return program;
+  SHARDMESH_RETURN_IF_ERROR(CheckSymbolicProgram(program));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const int64_t length, LengthOf(program, [operands](ValueIndex operand) {
+        return operand < operands.size() ? &operands[operand].shape : nullptr;
+      }));
+  return ProgramAt(program, length);
 }
 
 absl::StatusOr<std::vector<TensorType>> TypesOfValues(const Program& program,

@@ -40,6 +40,12 @@ struct ReferenceProduct {
 // Returns the product that the op is; nullopt for other ops.
 std::optional<ReferenceProduct> ProductOf(const ProgramOp& op);
 
+// Returns the program for operands of these types: without a symbolic dimension, the program
+// itself; with one, that of their length. Errors of CheckSymbolicProgram and of LengthOf
+// (program/graph/symbolic_program.h).
+absl::StatusOr<Program> ProgramOfTypes(const Program& program,
+                                       absl::Span<const TensorType> operands);
+
 // Returns the types of all values: of the operands, and of the results of the ops. `operands` has
 // program.operand_count types.
 //

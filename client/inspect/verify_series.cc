@@ -56,10 +56,11 @@ absl::Status SeriesVerifier::Begin(const Program& program, absl::Span<const Oper
     types.push_back({dtype, values.back()->shape});
     if (IsFloat(dtype)) tolerance_ = std::max(tolerance_, ToleranceOf(dtype));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(types, TypesOfValues(program, types));
-  SHARDMESH_RETURN_IF_ERROR(CheckReferenceSize(program, types));
+  SHARDMESH_ASSIGN_OR_RETURN(const Program fixed, ProgramOfTypes(program, types));
+  SHARDMESH_ASSIGN_OR_RETURN(types, TypesOfValues(fixed, types));
+  SHARDMESH_RETURN_IF_ERROR(CheckReferenceSize(fixed, types));
   const double tolerance = uses_tolerance_ ? tolerance_ : std::numeric_limits<double>::infinity();
-  SHARDMESH_ASSIGN_OR_RETURN(values, ReferenceValues(program, types, std::move(values), tolerance));
+  SHARDMESH_ASSIGN_OR_RETURN(values, ReferenceValues(fixed, types, std::move(values), tolerance));
   std::vector<BoundedTensorPtr> results;
   for (const ValueIndex output : program.outputs) results.push_back(values[output]);
   for (const StateUpdate& update : program.updates) {
@@ -102,10 +103,11 @@ absl::StatusOr<std::vector<VerifiedResult>> SeriesVerifier::End(const StepResult
     SHARDMESH_ASSIGN_OR_RETURN(
         const BoundedTensorPtr elements,
         ResultElementsOf(client_, result.outputs[i].array.descriptor, options));
-    if (elements->shape != expected[i]->shape) {
+    if (elements->shape != expected[i]->shape || elements->dtype != expected[i]->dtype) {
       return InvalidArgument(
           Reason::kBadField,
-          StrCat("output ", i, " has shape ", ShapeToString(elements->shape), ", and not ",
+          StrCat("output ", i, " is ", DtypeName(elements->dtype), " ",
+                 ShapeToString(elements->shape), ", and not ", DtypeName(expected[i]->dtype), " ",
                  ShapeToString(expected[i]->shape), "; end the steps in the order of their begins"),
           {{fact::kField, "outputs"}});
     }

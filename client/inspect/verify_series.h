@@ -53,7 +53,8 @@ class SeriesVerifier {
   explicit SeriesVerifier(MeshClient* client, bool uses_tolerance = false)
       : client_(client), uses_tolerance_(uses_tolerance) {}
 
-  // Recomputes the next step. Call it before the step is sent.
+  // Recomputes the next step. Call it before the step is sent. If the program has a symbolic
+  // dimension, recomputes that of the operands' length. Also errors of ProgramOfTypes.
   //
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the program is too large; see CheckReferenceSize.
   // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective, or an element type that is not
@@ -63,8 +64,8 @@ class SeriesVerifier {
 
   // Compares the results of the first open step, which has committed, and the state if no other
   // step is open. The comparisons of results come first. FAILED_PRECONDITION: no step is open.
-  // INVALID_ARGUMENT (BAD_FIELD): the step has another number of results. Also errors of
-  // ArrayClient::Gather; that elements are wrong is none.
+  // INVALID_ARGUMENT (BAD_FIELD): the step has another number of results, or one of another
+  // type or shape. Also errors of ArrayClient::Gather; that elements are wrong is none.
   absl::StatusOr<std::vector<VerifiedResult>> End(const StepResult& result,
                                                   const CallOptions& options = {});
 

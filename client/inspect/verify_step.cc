@@ -13,8 +13,8 @@
 
 #include "client/inspect/reference_ops.h"
 #include "program/graph/layer_program.h"
-#include "program/graph/symbolic_program.h"
 #include "program/product_layout.h"
+#include "sharding/shape.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -145,16 +145,8 @@ absl::StatusOr<StepVerifier> StepVerifier::Create(MeshClient* client, const Prog
   verifier.client_ = client;
   verifier.verify_options_ = verify_options;
   SHARDMESH_RETURN_IF_ERROR(verifier.Find(operands, options));
-  if (!program.symbol.has_value()) {
-    SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(program, options));
-    return verifier;
-  }
-  const std::vector<KnownOperand>& known = verifier.known_;
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t length, LengthOf(program, [&known](ValueIndex operand) {
-                               return operand < known.size() ? &known[operand].described.shape
-                                                             : nullptr;
-                             }));
-  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(ProgramAt(program, length), options));
+  SHARDMESH_ASSIGN_OR_RETURN(const Program fixed, ProgramOfTypes(program, verifier.types_));
+  SHARDMESH_RETURN_IF_ERROR(verifier.Prepare(fixed, options));
   return verifier;
 }
 
@@ -193,7 +185,11 @@ absl::StatusOr<Mesh> StepVerifier::MeshOfStep(const CallOptions& options) const 
   for (const KnownOperand& known : known_) {
     if (known.mesh.has_value()) return *known.mesh;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer, client_->layouts().DescribeMesh({}, options));
+  MeshQuestion question;
+  const std::string& mesh_id = verify_options_.mesh_id;
+  question.mesh = MeshSelector(mesh_id.empty() ? std::string("default") : mesh_id);
+  SHARDMESH_ASSIGN_OR_RETURN(const MeshAnswer answer,
+                             client_->layouts().DescribeMesh(question, options));
   return answer.mesh;
 }
 
@@ -243,14 +239,12 @@ absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::VerifyCollective(
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<BoundedTensorPtr> sums,
                              PartialSumsOf(client_, KnownArray(out), options));
-  // A change of layout after the collective adds up its partial sums.
-  if (sums.size() == 1) expected.sums = {SumOf(expected.sums)};
-  if (sums.size() != expected.sums.size()) {
-    return absl::DataLossError(StrCat("output 0 has ", sums.size(),
-                                      " partial sums; the collective gives ",
-                                      expected.sums.size()));
-  }
   std::vector<VerifiedResult> verified;
+  if (sums.size() != expected.sums.size()) {
+    // A change of layout after the collective has added up partial sums, or some of them.
+    verified.push_back(CompareElements("output 0", *RoundedSumOf(sums), *SumOf(expected.sums)));
+    return verified;
+  }
   for (size_t i = 0; i < sums.size(); ++i) {
     verified.push_back(
         CompareElements(sums.size() == 1 ? "output 0" : StrCat("partial sum ", i, " of output 0"),
@@ -336,7 +330,19 @@ absl::StatusOr<VerifiedResult> StepVerifier::VerifyProduct(const StepResult& res
 
 absl::StatusOr<std::vector<VerifiedResult>> StepVerifier::Verify(const StepResult& result,
                                                                  const CallOptions& options) const {
+  if (result.outputs.size() != program_.outputs.size()) {
+    return absl::DataLossError(StrCat("the step has ", result.outputs.size(),
+                                      " results, and its program has ", program_.outputs.size()));
+  }
   if (collective_.has_value()) return VerifyCollective(result, options);
+  for (size_t i = 0; i < program_.outputs.size(); ++i) {
+    const ArrayDescriptor& have = result.outputs[i].array.descriptor;
+    const TensorType& need = types_[program_.outputs[i]];
+    if (have.dtype == need.dtype && have.shape == need.shape) continue;
+    return absl::DataLossError(StrCat("output ", i, " is ", DtypeName(have.dtype), " ",
+                                      ShapeToString(have.shape), "; the program gives ",
+                                      DtypeName(need.dtype), " ", ShapeToString(need.shape)));
+  }
   std::vector<VerifiedResult> verified;
   if (product_.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(verified.emplace_back(), VerifyProduct(result, options));

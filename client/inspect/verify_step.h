@@ -28,6 +28,8 @@ struct VerifyOptions {
   // columns; the first and the last of both are among them.
   int64_t samples = 64;
   uint64_t seed = 1;  // of the choice of rows and columns
+  // As ExecuteCall::mesh_id: the mesh of a step without arrays among its operands; empty: default.
+  std::string mesh_id = {};
 };
 
 // The comparison of one result with its recomputation.
@@ -71,7 +73,7 @@ class StepVerifier {
   // as state is before the step: no other step may update it until this one has ended.
   //
   // If the program has a symbolic dimension, verifies that of the operands' length. Also errors of
-  // LengthOf (program/graph/symbolic_program.h).
+  // ProgramOfTypes.
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the program is too large; see CheckReferenceSize.
   // UNIMPLEMENTED (NOT_AVAILABLE): the program has a collective among other ops, or an element type
   // that is not verified. Also errors of ArrayClient::DescribeArray and ArrayClient::Gather.
@@ -91,8 +93,8 @@ class StepVerifier {
   const std::vector<Operand>& operands() const { return operands_; }
 
   // Compares the results of the step, which exist still, and what it has made of state. Errors are
-  // those of ArrayClient::Gather, and DATA_LOSS if the result of a collective has another type or
-  // layout than it should have; not that elements are wrong.
+  // those of ArrayClient::Gather, and DATA_LOSS if the step has another number of results, or one
+  // has another type or shape than it should have; not that elements are wrong.
   absl::StatusOr<std::vector<VerifiedResult>> Verify(const StepResult& result,
                                                      const CallOptions& options = {}) const;
 
@@ -101,7 +103,7 @@ class StepVerifier {
 
   // Sets operands_, known_, and the first of types_.
   absl::Status Find(absl::Span<const Operand> operands, const CallOptions& options);
-  // Returns the mesh of the operands; without arrays among them, the mesh "default".
+  // Returns the mesh of the operands; without arrays among them, that of the options.
   absl::StatusOr<Mesh> MeshOfStep(const CallOptions& options) const;
   // Gets what is needed before the step.
   absl::Status Prepare(const Program& program, const CallOptions& options);

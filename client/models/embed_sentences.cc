@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,6 +34,29 @@ size_t SentencesOfStep(absl::Span<const std::vector<int32_t>> sentences, const B
   return std::min(candidates.size(), static_cast<size_t>(RowsOfLiteral(columns)));
 }
 
+// Adds what a step has computed to `result`.
+absl::Status TakeEmbeddings(const Graph& graph, const StepResult& step, const TimeLimit& limit,
+                            StepObserver* observer, SentenceEmbeddings& result) {
+  if (observer != nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(observer->AfterStep(step, StepOptions(limit.Next())));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
+  for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));
+  result.steps.push_back(step.timings);
+  return absl::OkStatus();
+}
+
+// Releases the arrays of the step's outputs, also after an error, and when the time is over. The
+// session would release them at its end, too: an error here changes no result.
+void ReleaseOutputs(MeshClient* client, const StepResult& step, CallOptions options) {
+  options.cancellation = nullptr;
+  options.timeout = std::nullopt;
+  std::vector<std::string> ids;
+  for (const StepOutput& output : step.outputs) ids.push_back(output.array.descriptor.array_id);
+  client->arrays().ReleaseArrays(ids, options).IgnoreError();
+}
+
 // Runs one step, and adds its embeddings to `result`.
 absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const BertConfig& config,
                         absl::Span<const std::vector<int32_t>> sentences, const TimeLimit& limit,
@@ -52,15 +76,9 @@ absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const Bert
   }
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult step,
                              client->compute().Execute(call, StepOptions(limit.Next())));
-  if (observer != nullptr) {
-    SHARDMESH_RETURN_IF_ERROR(observer->AfterStep(step, StepOptions(limit.Next())));
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
-  for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));
-  result.steps.push_back(step.timings);
-  const std::string& array_id = output->array.descriptor.array_id;
-  return client->arrays().ReleaseArrays({&array_id, 1}, limit.Next()).status();
+  const absl::Status taken = TakeEmbeddings(graph, step, limit, observer, result);
+  ReleaseOutputs(client, step, limit.Next());
+  return taken;
 }
 
 }  // namespace

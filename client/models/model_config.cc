@@ -238,8 +238,10 @@ absl::StatusOr<ModelConfig> LlamaFrom(std::string_view file, const DecoderType& 
   config.hidden_size = reader.Size("hidden_size");
   config.layers = reader.Layers();
   config.heads = reader.Size("num_attention_heads");
-  config.key_heads =
-      reader.Size("num_key_value_heads", type.key_heads == 0 ? config.heads : type.key_heads);
+  // A null means as many as heads; only a missing key has the default.
+  const char* const key_heads = "num_key_value_heads";
+  const bool has_default = type.key_heads != 0 && !reader.Has(key_heads);
+  config.key_heads = reader.Size(key_heads, has_default ? type.key_heads : config.heads);
   config.intermediate_size = reader.Size("intermediate_size");
   config.vocabulary_size = reader.Size("vocab_size");
   config.max_positions = reader.Size("max_position_embeddings", type.max_positions);

@@ -31,8 +31,7 @@ struct RotaryScaling {
 //   - "mistral": no biases. sliding_window limits max_positions, because positions that see no
 //     token outside of a window are as those without window.
 //   - "phi3": no biases; a checkpoint has the query, key and value weights of a layer as one
-//   tensor,
-//     and so the gate and up weights. sliding_window as above.
+//     tensor, and so the gate and up weights. sliding_window as above.
 //   - "qwen2": query, key and value have biases. sliding_window as above, with use_sliding_window.
 // All numbers are at least 1.
 struct LlamaConfig {
@@ -76,7 +75,8 @@ struct BertConfig {
 using ModelConfig = std::variant<LlamaConfig, BertConfig>;
 
 // Parses the text of a config.json. `source` names it in errors. Keys that are not needed are
-// ignored; keys that may be missing have the defaults of transformers.
+// ignored; keys that may be missing have the defaults of transformers, but without `eos_token_id`
+// there are no stop tokens.
 //
 // Errors are INVALID_ARGUMENT (BAD_FILE), with the file, the key and its value: the text is not a
 // JSON object, a key is missing, has another type or a value that is out of range, or asks for

@@ -294,6 +294,19 @@ TEST_F(ClusterCommandTest, RunsGraphs) {
   EXPECT_EQ(answer["outputs"][1]["shape"], json({4, 6}));
   EXPECT_TRUE(answer.contains("total_s"));
 
+  // A collective without arrays, on the mesh of the flag.
+  ASSERT_THAT(cluster_->Run({"catalog", "put", "mesh", "tiny",
+                             WriteFile(Path("tiny.yaml"), "axes: [{name: sp, size: 2}]\n")}),
+              Succeeded());
+  const std::string exchange = WriteFile(Path("exchange.txtpb"), R"(
+      operands { name: "x" dtype: DTYPE_F32 shape: [4, 8] }
+      ops { collective { input: 0 kind: COLLECTIVE_KIND_ALL_REDUCE axes: "sp" } }
+      outputs { name: "y" value: 1 })");
+  const CommandResult exchanged = cluster_->Run(
+      {"run", exchange, "--operand", "x=" + Path("a.npy"), "--mesh", "tiny", "--verify"});
+  EXPECT_EQ(exchanged.exit_code, 0) << exchanged.err;
+  EXPECT_THAT(exchanged.out, HasSubstr("\nVerified 32 elements of output 0: "));
+
   // The same file for any number of rows.
   const std::string any = WriteFile(Path("any.txtpb"), R"(
       symbol { name: "rows" min: 1 max: 64 }
@@ -514,6 +527,10 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
                      "BF16", "--param-dtype", "BF16", "--output", "json"});
   ASSERT_EQ(rounded.exit_code, 0) << rounded.err;
   EXPECT_EQ(json::parse(rounded.out)["dtype"], "BF16");
+  EXPECT_THAT(
+      linear({"--weight", Path("w.npy"), "--axis", "tp", "--method", "all-gather", "--verify"}),
+      Succeeded())
+      << "files alone, on the mesh `default`";
   const CommandResult plan =
       linear({"--weight", Path("w.npy"), "--axis", "tp", "--method", "all-gather", "--plan-only"});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;
@@ -568,8 +585,9 @@ TEST_F(ClusterCommandTest, ComputesLinearLayers) {
   // Each of several weights has its scales.
   const CommandResult both =
       linear({"--weight=w8", "--scales=w8.scale", "--weight=w8", "--scales=w8.scale", "--out",
-              Path("q2.npy"), "--out", Path("q3.npy")});
+              Path("q2.npy"), "--out", Path("q3.npy"), "--verify"});
   ASSERT_EQ(both.exit_code, 0) << both.err;
+  EXPECT_THAT(both.out, HasSubstr("\nVerified 32 elements of output 1: "));
   EXPECT_THAT(FloatsOf(Path("q3.npy")), Pointwise(FloatNear(1e-3F), products));
   EXPECT_EQ(linear({"--weight=w8", "--scales=w8.scale", "--weight=w8"}).exit_code, 2);
 }

@@ -9,9 +9,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "client/inspect/verify_series.h"
+#include "client/inspect/verify_step.h"
 #include "program/collective_choice.h"
 #include "program/graph/graph.h"
 #include "program/graph/graph_builder.h"
@@ -223,9 +226,25 @@ TEST_F(ClientTest, OneHandleServesAllLengths) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::StepResult alone,
                                    compute.Execute(own.Call(operands(length, length), literals)));
     expected.push_back(bytes_of(alone));
+    client::SeriesVerifier series(&client());
+    ASSERT_THAT(series.Begin(graph.program, operands(length, length)), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::StepVerifier verifier,
+        client::StepVerifier::Create(&client(), graph.program, operands(length, length)));
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
         const client::StepResult result,
         compute.Execute(compiled.Call(operands(length, length), literals)));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::VerifiedResult> verified,
+                                   series.End(result));
+    ASSERT_EQ(verified.size(), 3u);
+    EXPECT_EQ(verified[1].checked, (3 * length + 1) * 2);
+    EXPECT_THAT(client::CheckVerified(verified), IsOk());
+    EXPECT_THAT(verifier.Verify(result), IsOk());
+    client::StepResult wrong = result;
+    std::swap(wrong.outputs[0], wrong.outputs[1]);
+    EXPECT_THAT(verifier.Verify(wrong), StatusIs(absl::StatusCode::kDataLoss));
+    wrong.outputs.clear();
+    EXPECT_THAT(verifier.Verify(wrong), StatusIs(absl::StatusCode::kDataLoss));
     EXPECT_EQ(bytes_of(result), expected.back());
     EXPECT_EQ(result.outputs[2].array.descriptor.shape, (Shape{1, 6}));
   }

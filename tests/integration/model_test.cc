@@ -30,6 +30,7 @@
 #include "client/models/loaded_model.h"
 #include "client/models/model_config.h"
 #include "client/models/model_weights.h"
+#include "client/types/step_observer.h"
 #include "status/str_cat.h"
 #include "tensor/npy.h"
 #include "tensor/safetensors.h"
@@ -248,6 +249,20 @@ TEST_P(ModelTest, GeneratesTheTokensOfAPlainComputation) {
   for (const client::Array& array : arrays) EXPECT_THAT(array.name, HasSubstr("tiny/"));
 }
 
+// Takes the results of no step.
+class RefusingObserver final : public client::StepObserver {
+ public:
+  absl::Status BeforeStep(const Program& /*program*/,
+                          absl::Span<const client::Operand> /*operands*/,
+                          const client::CallOptions& /*options*/) override {
+    return absl::OkStatus();
+  }
+  absl::Status AfterStep(const client::StepResult& /*result*/,
+                         const client::CallOptions& /*options*/) override {
+    return absl::DataLossError("refused");
+  }
+};
+
 TEST_P(ModelTest, EmbedsSentencesAsAPlainComputationDoes) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(GetParam()));
   ASSERT_NO_FATAL_FAILURE(MakeModel("all-minilm-l6-v2"));
@@ -270,6 +285,13 @@ TEST_P(ModelTest, EmbedsSentencesAsAPlainComputationDoes) {
           << "sentence " << i;
     }
   }
+  // A run that fails after a step releases the step's result, too.
+  RefusingObserver observer;
+  EXPECT_THAT(client::EmbedSentences(&cluster_->client(), model_, sentences, {}, &observer),
+              StatusIs(absl::StatusCode::kDataLoss));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto arrays,
+                                 cluster_->client().arrays().ListArrays("", true));
+  for (const client::Array& array : arrays) EXPECT_THAT(array.name, HasSubstr("tiny/"));
 }
 
 using ModelCommandTest = ModelTest;

@@ -217,9 +217,11 @@ absl::Status Run(const Invocation& invocation, const RunFlags& flags) {
     // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   }
+  InspectFlags inspect = flags.inspect;
+  inspect.verify_options.mesh_id = flags.mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(
       const StepInspector inspector,
-      StepInspector::Create(flags.inspect, client.get(), graph.program, &call.operands));
+      StepInspector::Create(inspect, client.get(), graph.program, &call.operands));
   call.output.return_trace = inspector.needs_trace();
   // The step does not run again if a result is lost before it is gathered: it may change state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(call));

@@ -143,10 +143,14 @@ absl::StatusOr<StepInspector> StepInspector::Create(const InspectFlags& flags, M
   SHARDMESH_ASSIGN_OR_RETURN(inspector.verifier_,
                              StepVerifier::CreateForLayer(client, *call, flags.verify_options));
   const std::vector<Operand>& operands = inspector.verifier_->operands();
-  call->input = operands.front();
-  const size_t each = call->biases.empty() ? 1 : 2;  // operands of a part
-  for (size_t i = 0; i < call->weights.size(); ++i) call->weights[i] = operands[1 + i * each];
-  for (size_t i = 0; i < call->biases.size(); ++i) call->biases[i] = operands[2 + i * each];
+  // As LinearLayerCall::operands orders them.
+  auto next = operands.begin();
+  call->input = *next++;
+  for (size_t i = 0; i < call->weights.size(); ++i) {
+    call->weights[i] = *next++;
+    if (!call->biases.empty()) call->biases[i] = *next++;
+    if (!call->scales.empty()) call->scales[i] = *next++;
+  }
   return inspector;
 }
 

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "client/inspect/verify_step.h"
+#include "program/graph/graph.h"
+#include "program/graph/graph_builder.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -133,6 +135,22 @@ TEST(ReferenceProgramTest, AnOpReadsOnlyValuesBeforeIt) {
   const auto types =
       TypesOfValues(product, std::vector<TensorType>{{Dtype::kF32, {4, 4}}, {Dtype::kF32, {4, 4}}});
   EXPECT_THAT(types, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST(ReferenceProgramTest, AProgramWithASymbolicDimensionHasTheLengthOfItsOperands) {
+  GraphBuilder builder;
+  const GraphExtent seq = builder.Symbol("seq", 1, 16);
+  const GraphValue x = builder.Parameter("x", Dtype::kF32, {seq, 4});
+  builder.Output("last", builder.Slice(x, 0, seq - 1, seq));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Graph graph, builder.Build());
+  const std::vector<TensorType> types = {{Dtype::kF32, {7, 4}}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Program program, ProgramOfTypes(graph.program, types));
+  EXPECT_FALSE(program.symbol.has_value());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<TensorType> all, TypesOfValues(program, types));
+  EXPECT_EQ(all.back().shape, (Shape{1, 4}));
+  const std::vector<TensorType> too_long = {{Dtype::kF32, {17, 4}}};
+  EXPECT_THAT(ProgramOfTypes(graph.program, too_long),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
 }
 
 TEST(ReferenceProgramTest, ProductsOfNothing) {

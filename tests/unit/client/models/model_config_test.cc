@@ -126,6 +126,10 @@ TEST(ModelConfigTest, ReadsDecodersOfOtherTypesAsLlamas) {
 
   const LlamaConfig mistral = read(kMistral);
   EXPECT_EQ(mistral.key_heads, 8);
+  EXPECT_EQ(read(With(kMistral, "\"sliding_window\"",
+                      "\"num_key_value_heads\": null, \"sliding_window\""))
+                .key_heads,
+            32);
   EXPECT_EQ(mistral.max_positions, 32768);
   EXPECT_FALSE(mistral.has_input_biases);
   EXPECT_EQ(read(With(kMistral, "sliding_window", "other")).max_positions, 4096);
