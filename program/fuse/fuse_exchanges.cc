@@ -191,16 +191,21 @@ class PairFinder {
  public:
   PairFinder(const Plan& plan, size_t first, const LinkCost& links, const KernelRates& kernels)
       : plan_(plan), first_value_(plan.operand_count + first), links_(links), kernels_(kernels) {
-    reads_.assign(plan_.values.size(), 0);
-    reader_.assign(plan_.values.size(), 0);
+    // The planner asks for each layout of each product: earlier values must take no time.
+    reads_.assign(plan_.values.size() - first_value_, 0);
+    reader_.assign(reads_.size(), 0);
     for (size_t i = first; i < plan_.instructions.size(); ++i) {
       for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
-        ++reads_[input];
-        reader_[input] = i;
+        if (input < first_value_) continue;
+        ++reads_[input - first_value_];
+        reader_[input - first_value_] = i;
       }
     }
-    for (const ValueIndex output : plan_.outputs) ++reads_[output];
-    for (const StateUpdate& update : plan_.updates) ++reads_[update.value];
+    const auto add_read = [this](ValueIndex value) {
+      if (value >= first_value_) ++reads_[value - first_value_];
+    };
+    for (const ValueIndex output : plan_.outputs) add_read(output);
+    for (const StateUpdate& update : plan_.updates) add_read(update.value);
   }
 
   // Returns the pair of an instruction and an exchange before or after it, whichever saves most;
@@ -224,7 +229,7 @@ class PairFinder {
   std::optional<FusedPair> WithGatherBefore(size_t index, const LocalMatmul& matmul,
                                             ProductSide side) const {
     const ValueIndex operand = IndexOf(matmul, side, 0);
-    if (operand < first_value_ || reads_[operand] != 1) return std::nullopt;
+    if (operand < first_value_ || reads_[operand - first_value_] != 1) return std::nullopt;
     const size_t maker = operand - plan_.operand_count;
     const auto* const gather = std::get_if<GroupCollective>(&plan_.instructions[maker].kind);
     const ValueIndex output = plan_.instructions[index].output;
@@ -243,8 +248,8 @@ class PairFinder {
 
   std::optional<FusedPair> WithScatterAfter(size_t index, const LocalMatmul& matmul) const {
     const ValueIndex made = plan_.instructions[index].output;
-    if (reads_[made] != 1 || IsOutput(made)) return std::nullopt;
-    const size_t reader = reader_[made];
+    if (reads_[made - first_value_] != 1 || IsOutput(made)) return std::nullopt;
+    const size_t reader = reader_[made - first_value_];
     const auto* const scatter = std::get_if<GroupCollective>(&plan_.instructions[reader].kind);
     if (scatter == nullptr || !CheckScatter(plan_, matmul, *scatter, made).ok() ||
         !MayRun(*scatter, matmul, ProductSide::kOut, made)) {
@@ -293,8 +298,9 @@ class PairFinder {
   const size_t first_value_;  // the value that the first of the instructions makes
   const LinkCost& links_;
   const KernelRates& kernels_;
-  std::vector<int> reads_;      // by value: instructions and outputs that read it
-  std::vector<size_t> reader_;  // by value: the last instruction that reads it
+  // By value, from first_value_ on.
+  std::vector<int> reads_;      // instructions and outputs that read it
+  std::vector<size_t> reader_;  // the last instruction that reads it
 };
 
 }  // namespace
