@@ -82,7 +82,8 @@ KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
     if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
     if (worker == nullptr || !worker->info.overlaps_parts) rates.may_overlap_parts = false;
     if (worker == nullptr || !worker->info.runs_fused_ops) rates.may_fuse_ops = false;
-    if (worker == nullptr || worker->info.kernels.f32_flops_per_second <= 0) continue;
+    // No CPU is that slow, and the time of an operation would be infinite.
+    if (worker == nullptr || worker->info.kernels.f32_flops_per_second < 1) continue;
     const MeasuredKernels& measured = worker->info.kernels;
     rates.flops_per_second = rates.is_measured
                                  ? std::min(rates.flops_per_second, measured.f32_flops_per_second)

@@ -122,7 +122,7 @@ double MeasureProductStart(MatmulKernel* kernel) {
 }
 
 double MeasureReadByte(absl::Span<const char> memory, int readers) {
-  constexpr int kPasses = 3;
+  constexpr int kPasses = 2;
   const auto parts = static_cast<size_t>(std::max(readers, 1));
   const size_t words = memory.size() / sizeof(uint64_t) / parts;  // of each part
   if (words == 0) return 0;

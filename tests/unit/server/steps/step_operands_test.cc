@@ -59,9 +59,11 @@ TEST_F(StepOperandsTest, AMeshIsAsFastAsItsSlowestMeasuredWorker) {
   Attach("fast", 4e11);
   Attach("slow", 1e11);
   Attach("unmeasured", 0);
+  Attach("absurd", 1e-310);
   EXPECT_EQ(table_.RatesOf(ViewOf({"fast", "slow"}), "m").flops_per_second, 1e11);
   EXPECT_EQ(table_.RatesOf(ViewOf({"fast", "unmeasured"}), "m").flops_per_second, 4e11)
       << "the mesh has other workers in the same epoch";
+  EXPECT_EQ(table_.RatesOf(ViewOf({"fast", "absurd"}), "m").flops_per_second, 4e11);
   EXPECT_TRUE(table_.RatesOf(ViewOf({"fast", "unmeasured"}), "m").is_measured);
   const KernelRates defaults = table_.RatesOf(ViewOf({"unmeasured"}), "m");
   EXPECT_FALSE(defaults.is_measured);
