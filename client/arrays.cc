@@ -214,11 +214,10 @@ absl::Status BeginReport(const Array& array, const Tile& part, bool is_slice, Ge
 absl::Status CheckPartialSum(const Array& array, int64_t number) {
   const int64_t count = PartialSumCount(array.descriptor);
   if (number >= 0 && number < count) return absl::OkStatus();
-  return InvalidArgument(
-      Reason::kBadField,
-      StrCat("there is no partial sum ", number, " of the array; it has the numbers 0 to ",
-             count - 1),
-      {{fact::kField, "number"}, {fact::kHave, number}, {fact::kLimit, count - 1}});
+  return InvalidArgument(Reason::kBadField,
+                         StrCat("there is no partial sum ", number,
+                                " of the array; it has the numbers 0 to ", count - 1),
+                         {{fact::kField, "number"}, {fact::kValue, number}});
 }
 
 // Gathers the array, or only `slice` of it if `slice` is not null. `partial_sum`: see

@@ -583,9 +583,7 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
     return InvalidArgument(Reason::kBadField,
                            StrCat("the program has ", products, " products; only programs of 1 to ",
                                   kMostCandidateProducts, " have candidates"),
-                           {{fact::kField, "program"},
-                            {fact::kHave, products},
-                            {fact::kLimit, kMostCandidateProducts}});
+                           {{fact::kField, "program"}, {fact::kValue, products}});
   }
   return ProgramPlanner(program, operands, target).Candidates(products, most);
 }

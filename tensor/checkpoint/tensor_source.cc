@@ -206,7 +206,7 @@ absl::Status TensorSource::SplitRows(std::string_view name, absl::Span<const Row
   const auto found = std::find_if(tensors_.begin(), tensors_.end(), named(name));
   if (found == tensors_.end()) {
     return WithReason(absl::NotFoundError(StrCat(path_, " has no tensor \"", name, "\"")),
-                      Reason::kNotFound, {{fact::kFile, path_}, {fact::kTensor, name}});
+                      Reason::kNotFound, {{fact::kKind, "tensor"}, {fact::kName, name}});
   }
   const SourceTensor whole = *found;
   const std::string which = StrCat(path_, ": the tensor \"", name, "\"");

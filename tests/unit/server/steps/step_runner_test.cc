@@ -18,6 +18,7 @@
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/steps/step_cluster.h"
 
@@ -75,6 +76,9 @@ class StepRunnerTest : public StepCluster {
       to->answer = std::move(answer);
       to->done.Notify();
     });
+    // The thread that ends another step may still make the sequencer's calls, this step's too.
+    EXPECT_TRUE(
+        test::Eventually([&] { return transport_.started() >= sequencer_->last_sequence(); }));
     return ended;
   }
   static StepAnswer Wait(const Ended& ended) {
