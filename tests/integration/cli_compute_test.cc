@@ -55,9 +55,10 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
          "fsdp,- unreduced tp");
   expect({"reduce", "rows", "--axes", "tp", "--as", "partial"},
          "fsdp,- unreduced tp, named partial");
-  EXPECT_THAT(collective({"reduce", "rows", "--axes", "tp", "--root=1", "--verify"}).out,
-              AllOf(HasSubstr("\nVerified 16 elements of partial sum 0 of output 0: "),
-                    HasSubstr("\nVerified 16 elements of partial sum 1 of output 0: ")));
+  EXPECT_THAT(
+      cluster_->Run({"collective", "reduce", "rows", "--axes", "tp", "--root=1", "--verify"}).out,
+      AllOf(HasSubstr("\nVerified 16 elements of partial sum 0 of output 0: "),
+            HasSubstr("\nVerified 16 elements of partial sum 1 of output 0: ")));
   // Partial sums as operands, of a collective and of a product, and added up by a change of layout.
   expect({"all-reduce", "partial", "--axes", "tp"}, "fsdp,-");
   expect({"gather", "rows", "--axes", "tp", "--result-spec", "-,tp"}, "-,tp");
