@@ -18,14 +18,11 @@ namespace {
 constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
-// If sched_yield took longer than kLongYield, the core is busy with another thread. For a while,
-// receivers then sleep instead of yielding, because the scheduler prefers a woken thread to a
-// yielding thread. The first time this lasts for kFirstNoYields: a thread that only passes messages
-// on is done by then. With each long yield in a row it lasts twice as long, up to kMostNoYields: a
-// thread that computes goes on.
+// If sched_yield took longer than kLongYield, the core is busy with a computing thread. For the
+// next kNoYields, receivers sleep instead of yielding, because the scheduler prefers a woken thread
+// to a yielding thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
-constexpr absl::Duration kFirstNoYields = absl::Microseconds(625);
-constexpr absl::Duration kMostNoYields = absl::Milliseconds(20);
+constexpr absl::Duration kNoYields = absl::Milliseconds(20);
 // Longest sleep of a receiver. Only a safety limit: a message over any transport, and the failure
 // of the step, wake the receiver earlier.
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(100);
@@ -71,7 +68,6 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
                     mailbox_.held_pieces() == 0;
   ShmChannel::Arrived arrived;
   absl::Time yielded_since = absl::InfiniteFuture();
-  bool has_slept = false;
   for (int looks = 0;; ++looks) {
     if (const uint32_t changes = mailbox_.changes(); !has_looked || changes != seen_changes) {
       SHARDMESH_ASSIGN_OR_RETURN(
@@ -89,10 +85,6 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
     if (*came) {
       if (IsAwaited(arrived, awaited)) {
         owner.CountReceived(awaited.message_bytes);
-        const bool has_yielded = yielded_since != absl::InfiniteFuture();
-        if (has_yielded && !has_slept && long_yields_.load(std::memory_order_relaxed) > 0) {
-          long_yields_.store(0, std::memory_order_relaxed);
-        }
         return std::move(arrived.message);
       }
       if (absl::Status taken = owner.TakeOther(std::move(arrived)); !taken.ok()) {
@@ -112,13 +104,9 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
         now >= no_yields_until_.load(std::memory_order_relaxed)) {
       sched_yield();
       if (const absl::Time back = absl::Now(); back - now > kLongYield) {
-        const int before = long_yields_.fetch_add(1, std::memory_order_relaxed);
-        const absl::Duration pause =
-            std::min(kFirstNoYields * (int64_t{1} << std::min(before, 10)), kMostNoYields);
-        no_yields_until_.store(back + pause, std::memory_order_relaxed);
+        no_yields_until_.store(back + kNoYields, std::memory_order_relaxed);
       }
     } else {
-      has_slept = true;
       if (owner.has_exhausted_streams()) owner.Demand(awaited.tag, awaited.message_bytes);
       mailbox_.Sleep([&](const std::atomic<uint32_t>& changes) {
         channel.Sleep(changes, seen_changes, std::min(kLongestSleep, deadline - now));

@@ -72,7 +72,6 @@ class SharedReceive {
   Mailbox& mailbox_;
   const int spins_;
   std::atomic<absl::Time> no_yields_until_ = absl::InfinitePast();
-  std::atomic<int> long_yields_ = 0;  // since a receive that only yielded got its message
 };
 
 }  // namespace shardmesh::worker
