@@ -43,8 +43,8 @@ struct GraphBindings {
 //   auto result = client->compute().Execute(*call);
 absl::StatusOr<ExecuteCall> BindGraph(const Graph& graph, const GraphBindings& bindings);
 
-// The same by a handle of the graph's program: the call sends the hash of the plan, and has the mesh
-// of the handle if `bindings` names none. Also BAD_FIELD: `bindings` has specs of outputs.
+// The same by a handle of the graph's program: the call sends the hash of the plan, and has the
+// mesh of the handle if `bindings` names none. Also BAD_FIELD: `bindings` has specs of outputs.
 absl::StatusOr<ExecuteCall> BindGraph(const Graph& graph, const CompiledProgram& compiled,
                                       const GraphBindings& bindings);
 
