@@ -263,7 +263,7 @@ double ComputeSeconds(const Plan& plan, const TensorOp& op, ValueIndex output,
     }
   }
   if (std::holds_alternative<SoftmaxOp>(op)) {
-    // Of each row, the kernel first reads all elements: it does not compute while it waits.
+    // The kernel reads all elements of a row before it computes: the two times add up.
     return bytes * StreamedByteOf(rates) + seconds_of(KernelCost::kSoftmaxElement, output);
   }
   if (const auto* const reduce = std::get_if<ReduceOp>(&op); reduce != nullptr) {

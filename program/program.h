@@ -222,7 +222,7 @@ struct Program {
   std::vector<ProgramOp> ops;
   std::vector<ValueIndex> outputs;
   std::vector<StateUpdate> updates = {};  // each operand at most once, each value at most once
-  // nullopt: the program has no symbolic dimension, and hence no symbolic extents and numbers.
+  // Nullopt if the program has no symbolic dimension. It then has no symbolic extents and numbers.
   // CheckSymbolicProgram (program/graph/symbolic_program.h) says what holds for them. Only a
   // program of one length (ProgramAt) can be planned.
   std::optional<SymbolicDimension> symbol = std::nullopt;

@@ -210,7 +210,7 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 struct KernelRates {
   // The rate of products of F32. Where `costs` has no other cost, also that of all other products.
   double flops_per_second = 50e9;
-  // Of operands that are read and results that are written, where `costs` has no cost.
+  // To read a byte of an operand, or write one of a result, where `costs` has no cost.
   double seconds_per_byte = 1 / 10e9;
   double seconds_per_product = 2e-6;  // to start one matrix product, where `costs` has no cost
   KernelCosts costs = {};             // 0 if no worker has measured it
@@ -299,10 +299,10 @@ inline constexpr size_t kMostCandidateProducts = 8;
 // is the plan that PlanProgram returns. The others have the next least predicted time, the fastest
 // first. Requires most >= 1.
 //
-// Of one product, the plans are those that PlanProgram compares. Of several products, they are
-// combinations of such layouts, at most 64 / products of them: after each product, those are kept
-// whose products up to there take the least time. Other ops are laid out as PlanProgram does for
-// these layouts of products.
+// If there is one product, the plans are those that PlanProgram compares. If there are several, the
+// plans combine such layouts. After each product, at most 64 / products combinations are kept:
+// those whose products up to there take the least time. Other ops are laid out as PlanProgram does
+// for these layouts of products.
 //
 // Errors: those of PlanProgram, and INVALID_ARGUMENT (BAD_FIELD) if the program has no product or
 // too many.

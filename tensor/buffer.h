@@ -211,8 +211,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   // Frees the idle buffers.
   void Trim();
-  // Lets a buffer of this pool be freed when it is returned, whoever holds it until then: for one
-  // whose size is not asked for again.
+  // Frees a buffer of this pool when it is returned, and does not keep it as an idle one. Serves
+  // large buffers whose size is not soon asked for again. The holder of the buffer does not matter.
   void FreeOnReturn(const Buffer& buffer);
 
   int64_t idle_bytes() const;

@@ -132,7 +132,8 @@ BoundedNumber ExtremeOf(Reduction reduction, const std::vector<BoundedNumber>& t
 BoundedNumber ProductOfAll(Dtype dtype, const std::vector<BoundedNumber>& terms) {
   const Precision computed = ComputedPrecisionOf(dtype);
   BoundedNumber product{.value = 1};
-  // Of the factors above 1, and of those below. Products of some of them lie in between.
+  // The product of the factors above 1, and that of those below. Products of some factors lie
+  // between the two.
   double largest = 1;
   double least = 1;
   for (const BoundedNumber& term : terms) {

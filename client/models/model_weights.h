@@ -51,7 +51,7 @@ struct StoredTensor {
 
 // The element types of a model's weights.
 struct WeightTypes {
-  // Of all weights but those that are I8.
+  // The type of all weights that are not I8.
   Dtype dtype = Dtype::kF32;
   // The names of the weights that are I8. The scales of a weight NAME are the tensor NAME.scale,
   // F32 [out]: the factor of each output feature.

@@ -142,7 +142,7 @@ Case RandomCase(std::mt19937& random, bool is_scatter) {
     rhs_batch.push_back(random() % 4 == 0 ? 1 : extent);
   }
   if (is_matrix) rhs_batch.clear();
-  // What is divided: rows, columns, or a batch dimension of the tensor.
+  // The dimension that is divided: rows, columns, or a batch dimension of the tensor.
   c.side = is_scatter          ? ProductSide::kOut
            : random() % 2 == 0 ? ProductSide::kLhs
                                : ProductSide::kRhs;
